@@ -1,0 +1,62 @@
+"""The rollout engine and its sampling."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from megatron_rl.config.base import Section
+
+
+class ValidationSamplingConfig(Section):
+    """Sampling of the validation pass."""
+
+    n: PositiveInt = Field(1, description="Samples per validation prompt; pass@k is reported for powers of two up to n.")
+    temperature: NonNegativeFloat = Field(1.0, description="Temperature; 0 = greedy.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus mass.")
+    top_k: int = Field(-1, description="Most likely tokens kept; -1 = all.")
+
+
+class RolloutCorrectionConfig(Section):
+    """Trainer-rollout mismatch: importance weights between the engine's and the trainer's log-probs."""
+
+    mode: Literal["none", "token", "sequence"] = Field("none", description="Truncated importance sampling level.")
+    threshold: PositiveFloat = Field(2.0, description="Weights are clamped to this (TIS).")
+
+
+class RolloutConfig(Section):
+    """In-process vLLM engine: every rank holds one shard, ranks form TP x DP."""
+
+    name: Literal["vllm"] = Field("vllm", description="Engine.")
+    n: PositiveInt = Field(1, description="Samples per prompt (GRPO's group size).")
+    temperature: PositiveFloat = Field(1.0, description="Sampling temperature; the trainer scores at the same one.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus mass.")
+    top_k: int = Field(-1, description="Most likely tokens kept; -1 = all.")
+    ignore_eos: bool = Field(False, description="Generate past the end-of-sequence token (benchmarks).")
+    tensor_parallel_size: PositiveInt = Field(1, description="Ranks one engine is cut over (TP).")
+    data_parallel_size: PositiveInt | None = Field(None, description="Engines (DP); null = world / TP.")
+    gpu_memory_utilization: float = Field(0.5, gt=0.0, lt=1.0, description="Share of the whole card the engine may use.")
+    kv_cache_gib: PositiveFloat | None = Field(
+        None, description="KV cache per rank, GiB; null = from gpu_memory_utilization (GPU) or 1 (CPU)."
+    )
+    max_num_seqs: PositiveInt = Field(256, description="Sequences decoded together by one engine.")
+    max_num_batched_tokens: PositiveInt = Field(8192, description="Tokens in one engine iteration.")
+    max_model_len: PositiveInt | None = Field(
+        None, description="Longest prompt + response, tokens; null = max_prompt_length + max_response_length."
+    )
+    enforce_eager: bool = Field(False, description="No CUDA graphs and no torch.compile.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
+    seed: NonNegativeInt | None = Field(None, description="Sampling seed; null = trainer.seed.")
+    correction: RolloutCorrectionConfig = Field(RolloutCorrectionConfig(), description="Mismatch correction.")
+    mismatch_warn_threshold: PositiveFloat = Field(
+        0.05, description="Warn when the mean |trainer - engine log-prob| of a step exceeds this, nats."
+    )
+    val_kwargs: ValidationSamplingConfig = Field(ValidationSamplingConfig(), description="Validation sampling.")
+
+
+class WeightSyncConfig(Section):
+    """Moving the actor's weights into the engine."""
+
+    budget_mib: PositiveInt = Field(256, description="Most extra memory a transfer may use per rank, MiB.")
+    verify: bool = Field(False, description="Compare checksums of every moved tensor after each sync.")

@@ -1,0 +1,132 @@
+"""Parallel layouts as data: degrees to coordinates and rank lists, without torch and without a process group.
+
+Rank order follows Megatron-Core's default: tensor varies fastest, then context, then data, then pipeline.
+``rank = offset + tensor + TP * (context + CP * (data + DP * pipeline))``. Experts re-cut the TP * CP * DP block of a
+pipeline stage as ``expert_tensor + ETP * (expert + EP * expert_data)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+AXES = ("tensor", "context", "data", "pipeline")
+"""Axes of the dense grid, fastest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Place of one rank in the dense grid."""
+
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Degrees of one role and the range of ranks it lives on.
+
+    Example: ``ParallelLayout(tensor=2, pipeline=2, data=2)`` covers ranks 0..7; rank 5 is tensor 1, data 0, stage 1.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    virtual_pipeline: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+    sequence_parallel: bool = False
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        block = self.tensor * self.context * self.data
+        if block % (self.expert * self.etp) != 0:
+            raise ValueError(
+                f"expert={self.expert} * expert_tensor={self.etp} must divide tensor * context * data = {block}"
+            )
+
+    @property
+    def etp(self) -> int:
+        """Tensor-parallel degree inside an expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def world_size(self) -> int:
+        """Ranks the role covers."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks the role covers."""
+        return range(self.offset, self.offset + self.world_size)
+
+    def size(self, axis: str) -> int:
+        """Degree of one axis of ``AXES``."""
+        return {"tensor": self.tensor, "context": self.context, "data": self.data, "pipeline": self.pipeline}[axis]
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Place of a global rank in the grid."""
+        if rank not in self.ranks:
+            raise ValueError(f"rank {rank} is outside {self.ranks}")
+        index = rank - self.offset
+        places = {}
+        for axis in AXES:
+            index, places[axis] = divmod(index, self.size(axis))
+        return Coordinates(**places)
+
+    def rank(self, *, tensor: int = 0, context: int = 0, data: int = 0, pipeline: int = 0) -> int:
+        """Global rank at a place of the grid."""
+        return self.offset + tensor + self.tensor * (context + self.context * (data + self.data * pipeline))
+
+    def groups(self, *axes: str) -> Iterator[tuple[int, ...]]:
+        """Rank lists that vary along ``axes`` and share every other coordinate, in a fixed order."""
+        fixed = [axis for axis in reversed(AXES) if axis not in axes]
+        moving = [axis for axis in reversed(AXES) if axis in axes]
+        for held in product(*(range(self.size(axis)) for axis in fixed)):
+            base = dict(zip(fixed, held, strict=True))
+            yield tuple(
+                self.rank(**base, **dict(zip(moving, moved, strict=True)))
+                for moved in product(*(range(self.size(axis)) for axis in moving))
+            )
+
+    def expert_groups(self, axis: str) -> Iterator[tuple[int, ...]]:
+        """Rank lists of the expert grid along ``expert_tensor``, ``expert`` or ``expert_data``, per pipeline stage."""
+        block = self.tensor * self.context * self.data
+        sizes = {"expert_tensor": self.etp, "expert": self.expert, "expert_data": block // (self.etp * self.expert)}
+        order = list(sizes)
+        strides = {"expert_tensor": 1, "expert": self.etp, "expert_data": self.etp * self.expert}
+        others = [name for name in reversed(order) if name != axis]
+        for stage in range(self.pipeline):
+            for held in product(*(range(sizes[name]) for name in others)):
+                base = self.offset + stage * block + sum(strides[n] * h for n, h in zip(others, held, strict=True))
+                yield tuple(base + strides[axis] * i for i in range(sizes[axis]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLayout:
+    """TP x DP grid of the engine shards; tensor varies fastest. ``permutation[slot]`` is the global rank of a slot."""
+
+    tensor: int = 1
+    data: int = 1
+    permutation: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks the engines cover."""
+        return self.tensor * self.data
+
+    def slot(self, rank: int) -> tuple[int, int]:
+        """(data, tensor) place of a global rank."""
+        index = rank - self.offset if self.permutation is None else self.permutation.index(rank)
+        return divmod(index, self.tensor)
+
+    def tensor_groups(self) -> Iterator[tuple[int, ...]]:
+        """Global ranks of each engine, in tensor order."""
+        for engine in range(self.data):
+            slots = range(engine * self.tensor, (engine + 1) * self.tensor)
+            yield tuple(self.offset + s if self.permutation is None else self.permutation[s] for s in slots)

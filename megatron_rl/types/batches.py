@@ -1,0 +1,189 @@
+"""The data of one RL step: each stage makes the next type and never adds to an old one.
+
+Shape suffixes: P prompts, B samples, S padded tokens (prompt then response, right-padded), T packed tokens.
+
+Every batch is *global and replicated*: each rank holds all B samples of the step, so baselines, whitening and loss
+denominators are computed on the same numbers everywhere and cannot depend on the layout. Roles pick their
+data-parallel share themselves.
+
+All ``*_BS`` tensors are in token coordinates: entry ``[b, s]`` speaks of token ``s``, i.e. its log-prob given the
+tokens before it, or the value of the state in which it was chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise TypeError(f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One rendered prompt. Example: ``Prompt(uid="train:7", token_ids=(5, 9), row={"answer": "4"}, text="2+2=")``."""
+
+    uid: str
+    """Unique per row of the source (never derived from the tokens: equal prompts stay two groups)."""
+    token_ids: tuple[int, ...]
+    """Rendered prompt ids, as the engine gets them."""
+    text: str
+    """Rendered prompt text, for rewards and sample logs."""
+    row: dict[str, Any]
+    """The source row, for rewards; ``row["answer"]`` is the reference answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """P prompts of one step, the same on every rank."""
+
+    prompts: tuple[Prompt, ...]
+    """P rendered prompts."""
+    epoch: int
+    """Pass over the data the batch came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """B = P * n sampled responses; the samples of prompt p are rows ``p*n .. p*n+n-1``."""
+
+    tokens_BS: Tensor
+    """i64, prompt + response + right padding. The response ids are the engine's own, never re-tokenised."""
+    prompt_lengths_B: Tensor
+    """i64, tokens of the prompt."""
+    response_lengths_B: Tensor
+    """i64, tokens of the response, the final EOS included; 0 for an aborted sample."""
+    rollout_logprobs_BS: Tensor
+    """f32, the engine's log-prob of each response token under the behaviour policy; 0 elsewhere."""
+    group_ids_B: Tensor
+    """i64, index of the sample's prompt in the step."""
+    finish_reasons: tuple[FinishReason, ...]
+    """``length`` = cut by the response budget without EOS."""
+    policy_version: int
+    """Weight version the engine sampled from."""
+
+    def __post_init__(self) -> None:
+        b, s = self.tokens_BS.shape
+        _check("tokens_BS", self.tokens_BS, torch.int64, (b, s))
+        _check("prompt_lengths_B", self.prompt_lengths_B, torch.int64, (b,))
+        _check("response_lengths_B", self.response_lengths_B, torch.int64, (b,))
+        _check("rollout_logprobs_BS", self.rollout_logprobs_BS, torch.float32, (b, s))
+        _check("group_ids_B", self.group_ids_B, torch.int64, (b,))
+        if len(self.finish_reasons) != b:
+            raise TypeError(f"finish_reasons: expected {b}, got {len(self.finish_reasons)}")
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """i64, prompt + response tokens."""
+        return self.prompt_lengths_B + self.response_lengths_B
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A scored rollout batch, ready to be cut into mini-batches."""
+
+    rollouts: RolloutBatch
+    response_mask_BS: Tensor
+    """bool, response tokens of samples that count (masked-out samples are all False)."""
+    old_logprobs_BS: Tensor
+    """f32, the actor's log-probs before the update."""
+    ref_logprobs_BS: Tensor
+    """f32, the reference's; equal to ``old_logprobs_BS`` where no reference is in use."""
+    values_BS: Tensor
+    """f32, the critic's values; zeros where there is no critic."""
+    rewards_B: Tensor
+    """f32, sequence rewards before any KL term."""
+    advantages_BS: Tensor
+    """f32, zero outside the mask."""
+    returns_BS: Tensor
+    """f32, the critic's targets, zero outside the mask."""
+    importance_weights_BS: Tensor
+    """f32, rollout-mismatch weights (ones where correction is off)."""
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.rollouts.tokens_BS.shape)
+        _check("response_mask_BS", self.response_mask_BS, torch.bool, shape)
+        for name in ("old_logprobs_BS", "ref_logprobs_BS", "values_BS", "advantages_BS", "returns_BS", "importance_weights_BS"):
+            _check(name, getattr(self, name), torch.float32, shape)
+        _check("rewards_B", self.rewards_B, torch.float32, shape[:1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """Samples of one optimizer step. The loss is ``sum(loss_weights_BS * token_loss_BS)`` however it is cut."""
+
+    tokens_BS: Tensor
+    """i64, prompt + response + right padding."""
+    prompt_lengths_B: Tensor
+    """i64."""
+    response_lengths_B: Tensor
+    """i64."""
+    response_mask_BS: Tensor
+    """bool, tokens that count."""
+    loss_weights_BS: Tensor
+    """f32, factor of each token in the loss sum, global denominator included; zero outside the mask."""
+    old_logprobs_BS: Tensor
+    """f32, log-probs before the update."""
+    ref_logprobs_BS: Tensor
+    """f32, the reference's log-probs."""
+    values_BS: Tensor
+    """f32, values before the update."""
+    advantages_BS: Tensor
+    """f32."""
+    returns_BS: Tensor
+    """f32."""
+    importance_weights_BS: Tensor
+    """f32, rollout-mismatch weights."""
+    num_response_tokens: int
+    """Masked-in tokens over all ranks: the denominator of per-token metrics."""
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """i64, prompt + response tokens."""
+        return self.prompt_lengths_B + self.response_lengths_B
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedTokens:
+    """Documents laid end to end for one pipeline forward: D documents, T tokens.
+
+    Everything per token sits at the *predicting* position: entry ``t`` speaks of the token after ``t``.
+    Example: documents ``[5, 6, 7]`` and ``[8, 9]`` give ``tokens_T=[5,6,7,8,9]``, ``targets_T=[6,7,0,9,0]``,
+    ``cu_seqlens=[0,3,5]``.
+    """
+
+    tokens_T: Tensor
+    """i64."""
+    targets_T: Tensor
+    """i64, next token of the same document, 0 at a document's end."""
+    predicts_T: Tensor
+    """bool, the next token is a counted response token."""
+    cu_seqlens: Tensor
+    """i32 ``[D + 1]``, document bounds."""
+    max_seqlen: int
+    """Longest document, tokens."""
+    rows: tuple[int, ...]
+    """Row of the padded batch each document came from; padding documents are not listed and come last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A packed slice of a ``MiniBatch``; all ``*_T`` tensors at the predicting position."""
+
+    packed: PackedTokens
+    loss_weights_T: Tensor
+    old_logprobs_T: Tensor
+    ref_logprobs_T: Tensor
+    values_T: Tensor
+    advantages_T: Tensor
+    returns_T: Tensor
+    importance_weights_T: Tensor
+    num_response_tokens: int
+    """Of the whole mini-batch, not of this slice."""

@@ -1,0 +1,31 @@
+"""The response mask and the one-token shift. Nowhere else is either computed.
+
+Shape suffixes: B samples, S padded tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def response_mask(prompt_lengths_B: Tensor, response_lengths_B: Tensor, max_len: int) -> Tensor:
+    """Mark the response tokens.
+
+    Built from lengths, never from ``token != pad``: pad may equal EOS, and the final EOS counts.
+
+    Returns bool ``[B, max_len]``, True at ``prompt_len <= s < prompt_len + response_len``.
+    """
+    positions_S = torch.arange(max_len, device=prompt_lengths_B.device)
+    start_B1 = prompt_lengths_B[:, None]
+    return (positions_S >= start_B1) & (positions_S < start_B1 + response_lengths_B[:, None])
+
+
+def to_predicting_position(x_BS: Tensor) -> Tensor:
+    """Move token coordinates to the position whose hidden state predicts the token: ``y[b, s] = x[b, s + 1]``."""
+    return torch.nn.functional.pad(x_BS[:, 1:], (0, 1))
+
+
+def to_token_position(y_BS: Tensor) -> Tensor:
+    """Inverse of :func:`to_predicting_position`: ``x[b, s] = y[b, s - 1]``, and 0 for the first token."""
+    return torch.nn.functional.pad(y_BS[:, :-1], (1, 0))

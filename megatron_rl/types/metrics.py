@@ -1,0 +1,49 @@
+"""A logged number knows how it is reduced, so no reduction is ever guessed from its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Reduction = Literal["sum", "mean", "max", "min", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value and how several of them become one. ``mean`` weighs by ``weight``."""
+
+    value: float
+    reduction: Reduction = "mean"
+    weight: float = 1.0
+
+
+Metrics = dict[str, Metric]
+
+
+def _reduce(items: list[Metric]) -> Metric:
+    kinds = {item.reduction for item in items}
+    if len(kinds) != 1:
+        raise ValueError(f"one metric was recorded with several reductions: {sorted(kinds)}")
+    kind = items[0].reduction
+    weight = sum(item.weight for item in items)
+    values = [item.value for item in items]
+    if kind == "mean":
+        total = sum(item.value * item.weight for item in items)
+        return Metric(total / weight if weight else 0.0, kind, weight)
+    reduced = {"sum": sum, "max": max, "min": min, "last": lambda v: v[-1]}[kind](values)
+    return Metric(float(reduced), kind, weight)
+
+
+def merge(parts: Iterable[Metrics]) -> Metrics:
+    """Join metric sets; names present in several are reduced by their own rule."""
+    grouped: dict[str, list[Metric]] = {}
+    for part in parts:
+        for name, metric in part.items():
+            grouped.setdefault(name, []).append(metric)
+    return {name: _reduce(items) for name, items in grouped.items()}
+
+
+def to_floats(metrics: Metrics) -> dict[str, float]:
+    """Plain numbers for the sinks."""
+    return {name: metric.value for name, metric in metrics.items()}

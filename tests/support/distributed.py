@@ -1,0 +1,65 @@
+"""Run a function on several gloo ranks of this machine and get every rank's answer back."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+_PRELOAD = ["torch", "torch.distributed", "megatron_rl.types.batches"]
+_context = mp.get_context("forkserver")
+_context.set_forkserver_preload(_PRELOAD)
+
+
+def _child(fn: Callable[..., Any], rank: int, world_size: int, store: str, args: tuple[Any, ...], answers: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+        )
+        answers.put((rank, True, fn(*args)))
+    except BaseException:
+        answers.put((rank, False, traceback.format_exc()))
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run_distributed(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
+    """Call ``fn(*args)`` on ``world_size`` fresh gloo ranks and return the answers in rank order.
+
+    ``fn`` must be a module-level function; answers must pickle (return tensors as numpy arrays or lists).
+    The rendezvous is a file, so no port can collide. Raises AssertionError with the first failing rank's traceback.
+    """
+    answers: Any = _context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        children = [
+            _context.Process(target=_child, args=(fn, rank, world_size, store, args, answers), daemon=False)
+            for rank in range(world_size)
+        ]
+        for child in children:
+            child.start()
+        results: dict[int, Any] = {}
+        try:
+            for _ in children:
+                rank, succeeded, value = answers.get(timeout=timeout_s)
+                assert succeeded, f"rank {rank} of {world_size} failed:\n{value}"
+                results[rank] = value
+            for child in children:
+                child.join(timeout=30)
+        finally:
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+    return [results[rank] for rank in range(world_size)]
