@@ -1,0 +1,41 @@
+# make help lists the targets. Every target sets up .venv by itself; ENGINE=cpu or gpu overrides what the machine suggests.
+SHELL := /bin/bash
+BIN := .venv/bin
+ALGO ?= grpo
+SEED ?= 0
+PYTEST_ARGS ?=
+
+# Pure packages: no torch, or torch functions without state. They are type-checked strictly.
+PURE := megatron_rl/config megatron_rl/types megatron_rl/parallel/layout.py megatron_rl/algorithms \
+        megatron_rl/resharding megatron_rl/estimator launchers
+SOURCES := megatron_rl hydra_conf kernels launchers tests setup.py $(wildcard benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format render demo clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: ## Make .venv with Python 3.12 and the pinned requirements (returns at once when up to date)
+	@bash requirements/bootstrap.sh
+
+test: setup ## Run the tests; PYTEST_ARGS="-k name" narrows them
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff, and mypy --strict on the pure packages
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy --strict $(PURE)
+
+format: setup ## Format and fix what ruff can fix
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+render: setup ## Rewrite hydra_conf's base files and docs/configuration.md from the schema
+	@$(BIN)/python -m megatron_rl.config.render
+
+demo: setup ## Watch a tiny model learn on CPU; ALGO=grpo or ppo, SEED=0
+	@$(BIN)/megatron-rl demo algo=$(ALGO) seed=$(SEED)
+
+clean: ## Remove caches and build leftovers; .venv and outputs stay
+	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
