@@ -13,10 +13,13 @@ tokens before it, or the value of the state in which it was chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from megatron_rl.types.prompts import Prompt as Prompt
+from megatron_rl.types.prompts import PromptBatch as PromptBatch
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -24,30 +27,6 @@ FinishReason = Literal["stop", "length", "abort"]
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise TypeError(f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One rendered prompt. Example: ``Prompt(uid="train:7", token_ids=(5, 9), row={"answer": "4"}, text="2+2=")``."""
-
-    uid: str
-    """Unique per row of the source (never derived from the tokens: equal prompts stay two groups)."""
-    token_ids: tuple[int, ...]
-    """Rendered prompt ids, as the engine gets them."""
-    text: str
-    """Rendered prompt text, for rewards and sample logs."""
-    row: dict[str, Any]
-    """The source row, for rewards; ``row["answer"]`` is the reference answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBatch:
-    """P prompts of one step, the same on every rank."""
-
-    prompts: tuple[Prompt, ...]
-    """P rendered prompts."""
-    epoch: int
-    """Pass over the data the batch came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
