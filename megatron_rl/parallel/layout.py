@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import lcm
 
 AXES = ("tensor", "context", "data", "pipeline")
 """Axes of the dense grid, fastest first."""
@@ -130,3 +131,14 @@ class RolloutLayout:
         for engine in range(self.data):
             slots = range(engine * self.tensor, (engine + 1) * self.tensor)
             yield tuple(self.offset + s if self.permutation is None else self.permutation[s] for s in slots)
+
+
+def padded_vocab_size(vocab_size: int, tensor: int) -> int:
+    """Rows of the embedding matrix over all tensor-parallel ranks, padding included.
+
+    The next multiple of 64, as the rollout engine pads, so that equal shards hold equal bytes; where TP does not
+    divide that, the next multiple of 64 and TP. Padded rows are zero, are never trained and take no part in any soft-max.
+    """
+    multiple = lcm(64, tensor)
+    rounded = -(-vocab_size // 64) * 64
+    return rounded if rounded % tensor == 0 else -(-vocab_size // multiple) * multiple
