@@ -10,6 +10,7 @@ from megatron_rl.config.cluster import LauncherConfig
 from megatron_rl.config.data import DataConfig, RewardConfig
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.rollout import RolloutConfig, WeightSyncConfig
+from megatron_rl.config.tools import ConvertConfig, GenerateConfig
 from megatron_rl.config.training import (
     ActorConfig,
     CriticConfig,
@@ -33,6 +34,8 @@ class RunConfig(Section):
     reward: RewardConfig = Field(description="Scoring.")
     trainer: TrainerConfig = Field(description="The loop.")
     sft: SftConfig = Field(description="Supervised fine-tuning.")
+    convert: ConvertConfig = Field(description="Checkpoint conversion.")
+    generate: GenerateConfig = Field(description="Sampling into a file.")
     launcher: LauncherConfig = Field(description="Starting the ranks.")
 
     @property
