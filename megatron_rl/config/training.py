@@ -114,6 +114,7 @@ class TrainerConfig(Section):
     resume_path: str | None = Field(None, description="Checkpoint folder for resume_mode=path.")
     logger: list[Literal["console", "wandb", "tensorboard"]] = Field(["console"], description="Sinks; JSONL is always written.")
     log_samples: NonNegativeInt = Field(4, description="Rollouts per step kept in samples.jsonl.")
+    callbacks: list[str] = Field([], description="TrainerCallback classes as module:Class or file.py:Class.")
     replica_check_freq: NonNegativeInt = Field(
         50, description="Every so many steps compare replicated parameters across ranks bit for bit; 0 = off."
     )
