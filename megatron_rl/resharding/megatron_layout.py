@@ -1,0 +1,129 @@
+"""Where a Megatron-Core role stores each piece of the checkpoint: pure arithmetic, no torch and no process group."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megatron_rl.config.model import ModelConfig
+from megatron_rl.parallel.layout import ParallelLayout
+from megatron_rl.resharding.cuts import Slice, cut_rule
+from megatron_rl.resharding.spec import LayoutFn, RankFragments
+from megatron_rl.weights.names import (
+    MEGATRON_EMBEDDING,
+    MEGATRON_FINAL_NORM,
+    MEGATRON_OUTPUT,
+    MEGATRON_TIED_OUTPUT,
+    MegatronSpec,
+    Rule,
+    logical_tensors,
+    megatron_layer_rules,
+)
+
+_VOCAB_MULTIPLE = 64
+
+
+def padded_vocab_size(vocab_size: int, tensor: int) -> int:
+    """Rows of the embedding with padding: a multiple of 64, as in vLLM, and of the tensor-parallel degree.
+
+    Where the degree divides vLLM's own padding both engines cut the vocabulary at the same rows, so that embeddings
+    need no transfer at equal degrees. Example: 151,936 rows stay 151,936 at TP 8.
+    """
+    padded = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    return -(-padded // tensor) * tensor
+
+
+def stage_layers(num_layers: int, layout: ParallelLayout, stage: int) -> tuple[tuple[int, ...], ...]:
+    """Global layer indices of each model chunk of a pipeline stage.
+
+    Chunk ``c`` of stage ``p`` is block ``c * PP + p`` of equal blocks. Example: 8 layers, PP2, VPP2, stage 0 holds
+    ``((0, 1), (4, 5))``. Raises ValueError where the layers do not divide.
+    """
+    blocks = layout.pipeline * layout.virtual_pipeline
+    if num_layers % blocks != 0:
+        legal = [n for n in range(1, num_layers + 1) if num_layers % n == 0]
+        raise ValueError(
+            f"parallel.pipeline * parallel.virtual_pipeline = {layout.pipeline} * {layout.virtual_pipeline} = {blocks} "
+            f"does not divide model.num_layers={num_layers}; use a product out of {legal}"
+        )
+    size = num_layers // blocks
+    starts = [(chunk * layout.pipeline + stage) * size for chunk in range(layout.virtual_pipeline)]
+    return tuple(tuple(range(start, start + size)) for start in starts)
+
+
+def megatron_layout(
+    model: ModelConfig,
+    layout: ParallelLayout,
+    padded_vocab: int,
+    *,
+    spec: MegatronSpec = "local",
+    value_head: bool = False,
+) -> LayoutFn:
+    """Return ``rank -> fragments`` of a Megatron-Core role.
+
+    ``value_head``: a critic, whose last stage has no vocabulary output. Data- and context-parallel replicas share one
+    tuple of fragments (the same object), which the planner uses to plan replicas once.
+    Raises ValueError naming the key where a degree does not divide the shape.
+    """
+    check_tensor_degree(model, layout.tensor, padded_vocab)
+    shapes = {tensor.name: tensor for tensor in logical_tensors(model)}
+
+    @cache
+    def of_place(tensor: int, stage: int) -> RankFragments:
+        place = Slice(tensor, layout.tensor)
+        rules = _stage_rules(model, layout, stage, spec, value_head)
+        return tuple(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab))
+
+    def of_rank(rank: int) -> RankFragments:
+        if rank not in layout.ranks:
+            return ()
+        place = layout.coordinates(rank)
+        return of_place(place.tensor, place.pipeline)
+
+    stage_layers(model.num_layers, layout, 0)
+    return of_rank
+
+
+def check_tensor_degree(model: ModelConfig, tensor: int, padded_vocab: int) -> None:
+    """Raise ValueError naming the key, the rule and the legal degrees where Megatron-Core cannot cut this shape."""
+    if tensor in megatron_tensor_degrees(model, tensor) and padded_vocab % tensor == 0:
+        return
+    legal = megatron_tensor_degrees(model, model.num_attention_heads)
+    raise ValueError(
+        f"parallel.tensor={tensor} does not cut model {model.name}: it must divide num_attention_heads="
+        f"{model.num_attention_heads}, intermediate_size={model.intermediate_size} and the padded vocabulary "
+        f"{padded_vocab}, and divide or be a multiple of num_key_value_heads={model.num_key_value_heads}; "
+        f"legal here: {legal}"
+    )
+
+
+def megatron_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
+    """Tensor-parallel degrees up to ``largest`` that Megatron-Core accepts for this shape."""
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    return [
+        t
+        for t in range(1, largest + 1)
+        if heads % t == 0 and model.intermediate_size % t == 0 and (groups % t == 0 or t % groups == 0)
+    ]
+
+
+def _stage_rules(
+    model: ModelConfig, layout: ParallelLayout, stage: int, spec: MegatronSpec, value_head: bool
+) -> tuple[Rule, ...]:
+    rules: list[Rule] = []
+    last = stage == layout.pipeline - 1
+    if stage == 0:
+        rules.append(MEGATRON_EMBEDDING)
+    for chunk in stage_layers(model.num_layers, layout, stage):
+        for layer in chunk:
+            rules += megatron_layer_rules(model, layer, spec)
+    if last:
+        rules.append(MEGATRON_FINAL_NORM)
+    if last and not value_head:
+        rules += _output_rules(model, layout)
+    return tuple(rules)
+
+
+def _output_rules(model: ModelConfig, layout: ParallelLayout) -> tuple[Rule, ...]:
+    if not model.tie_word_embeddings:
+        return (MEGATRON_OUTPUT,)
+    return (MEGATRON_TIED_OUTPUT,) if layout.pipeline > 1 else ()

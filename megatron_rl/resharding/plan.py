@@ -1,0 +1,128 @@
+"""A transfer as data: who copies, who sends what to whom and in which round. Torch-free, hashable, printable as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from megatron_rl.resharding.pieces import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Pieces that travel together, packed one after the other, each in row-major order."""
+
+    pieces: tuple[Piece, ...]
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message between two different global ranks."""
+
+    source_rank: int
+    destination_rank: int
+    message: Message
+
+
+Round = tuple[Transfer, ...]
+"""Transfers whose staging memory is in use at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCost:
+    """What one rank moves, in bytes of the wire dtype."""
+
+    rank: int
+    copied_bytes: int
+    """Moved between two parameters of this rank."""
+    sent_bytes: int
+    received_bytes: int
+    bound_bytes: int
+    """Least that any transfer must bring here: needed minus held by this rank."""
+    staging_bytes: int
+    """Most extra memory of this rank, over both slots of sending and receiving."""
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """Everything every rank does, the same on all ranks."""
+
+    itemsize: int
+    """Bytes per element on the wire."""
+    copies: Mapping[int, tuple[Piece, ...]]
+    """Rank -> local copies."""
+    rounds: tuple[Round, ...]
+    costs: Mapping[int, RankCost]
+    """Rank -> bytes, in rank order."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Every global rank that takes part."""
+        return tuple(self.costs)
+
+    @property
+    def received_bytes(self) -> int:
+        """Over all ranks."""
+        return sum(cost.received_bytes for cost in self.costs.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        """Over all ranks."""
+        return sum(cost.copied_bytes for cost in self.costs.values())
+
+    @property
+    def bound_bytes(self) -> int:
+        """Over all ranks."""
+        return sum(cost.bound_bytes for cost in self.costs.values())
+
+    @property
+    def bound_ratio(self) -> float:
+        """Bytes received over the lower bound; 1.0 where neither has any."""
+        return self.received_bytes / self.bound_bytes if self.bound_bytes else 1.0
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the whole plan, equal on all ranks that planned the same transfer."""
+        digest = hashlib.sha256(f"{self.itemsize}".encode())
+        seen: dict[int, bytes] = {}
+
+        def of_pieces(pieces: tuple[Piece, ...]) -> bytes:
+            if id(pieces) not in seen:
+                seen[id(pieces)] = hashlib.sha256(repr([_fields(p) for p in pieces]).encode()).digest()
+            return seen[id(pieces)]
+
+        for rank in sorted(self.copies):
+            digest.update(f"copies {rank}".encode() + of_pieces(self.copies[rank]))
+        for number, transfers in enumerate(self.rounds):
+            for transfer in transfers:
+                head = f"{number} {transfer.source_rank} {transfer.destination_rank}"
+                digest.update(head.encode() + of_pieces(transfer.message.pieces))
+        return digest.hexdigest()
+
+    def to_json(self) -> str:
+        """The plan as text, for golden files and for people; sizes in elements, costs in bytes."""
+        costs = [{name: getattr(c, name) for name in c.__slots__} for c in self.costs.values()]
+        rounds = [
+            [{"from": t.source_rank, "to": t.destination_rank, "pieces": _listed(t.message.pieces)} for t in transfers]
+            for transfers in self.rounds
+        ]
+        copies = {str(rank): _listed(pieces) for rank, pieces in sorted(self.copies.items())}
+        plan = {"itemsize": self.itemsize, "costs": costs, "copies": copies, "rounds": rounds, "hash": self.hash}
+        return json.dumps(plan, indent=1)
+
+
+def _fields(piece: Piece) -> tuple[Any, ...]:
+    return tuple(getattr(piece, name) for name in piece.__slots__)
+
+
+def _listed(pieces: tuple[Piece, ...]) -> list[str]:
+    return [
+        f"{list(p.shape)} {p.source}[{p.source_offset}{list(p.source_strides)}]"
+        f" -> {p.destination}[{p.destination_offset}{list(p.destination_strides)}]"
+        for p in pieces
+    ]
