@@ -146,10 +146,15 @@ class PackedTokens:
     """bool, the next token is a counted response token."""
     cu_seqlens: Tensor
     """i32 ``[D + 1]``, document bounds."""
-    max_seqlen: int
-    """Longest document, tokens."""
+    lengths: tuple[int, ...]
+    """The same on the host: tokens of each of the D documents."""
     rows: tuple[int, ...]
     """Row of the padded batch each document came from; padding documents are not listed and come last."""
+
+    @property
+    def max_seqlen(self) -> int:
+        """Longest document, tokens."""
+        return max(self.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
