@@ -9,7 +9,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from megatron_rl.config.base import Section
 
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
-AdvantageEstimator = Literal["gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+AdvantageEstimator = Literal[
+    "gae", "grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
 
 
 class KlControlConfig(Section):

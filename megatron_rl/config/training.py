@@ -76,6 +76,7 @@ class ActorConfig(TrainedRoleConfig):
 class CriticConfig(TrainedRoleConfig):
     """The value model: same backbone, a value head, its own layout."""
 
+    optim: OptimConfig = Field(OptimConfig(lr=1e-5), description="Optimizer.")
     enable: bool | None = Field(None, description="null = only where the advantage estimator needs values.")
     cliprange_value: NonNegativeFloat = Field(0.5, description="Clip of the value change; 0 = off.")
     value_loss_coef: PositiveFloat = Field(0.5, description="Factor of the squared error.")
