@@ -1,0 +1,81 @@
+"""The prompts of a run, from its configuration: every rank loads all of them, before any model is built.
+
+Rendering happens once, at start: an over-long or malformed row must be named before hours are spent, and the same ids
+then serve every epoch.
+"""
+
+from __future__ import annotations
+
+from megatron_rl.config.data import DataConfig
+from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.run import RunConfig
+from megatron_rl.data.reasoning_gym_source import Split, reasoning_gym_rows
+from megatron_rl.data.rendering import RenderedPrompts, render_prompts
+from megatron_rl.data.sources import SourceRow, read_rows
+from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
+
+_SHARD_ROWS = 64
+
+
+def tokenizer_of(model: ModelConfig) -> Tokenizer:
+    """Load the tokenizer a model section names.
+
+    Raises:
+        ValueError: None is named, it cannot be read, or it has ids the embedding has no row for.
+    """
+    if model.tokenizer is None:
+        raise ValueError("model.tokenizer_path and model.path are both null: prompts cannot be rendered without a tokenizer.")
+    tokenizer = load_tokenizer(model.tokenizer, model_path=model.path, chat_template=model.chat_template)
+    largest = max(tokenizer.vocab_size - 1, *tokenizer.eos_token_ids)
+    if largest >= model.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={model.vocab_size}: tokenizer {model.tokenizer} has id {largest}; "
+            f"the embedding needs at least {largest + 1} rows."
+        )
+    return tokenizer
+
+
+def source_rows(data: DataConfig, split: Split, max_rows: int | None = None) -> list[SourceRow]:
+    """Read the rows of one split; no rows for validation where none are configured.
+
+    Args:
+        data: The data section.
+        split: ``train`` or ``val``.
+        max_rows: Only so many rows per file or task; None = all.
+
+    Raises:
+        ValueError: No source or two sources of training prompts, or an unreadable one.
+    """
+    files = data.train_files if split == "train" else data.val_files
+    if files:
+        if split == "train" and data.reasoning_gym is not None:
+            raise ValueError("data.train_files and data.reasoning_gym are both set; choose one source of training prompts.")
+        return read_rows(files, f"data.{split}_files", max_rows)
+    if data.reasoning_gym is not None:
+        return reasoning_gym_rows(data.reasoning_gym, split, max_rows)
+    if split == "train":
+        raise ValueError("data.train_files is empty and data.reasoning_gym is null: there are no training prompts.")
+    return []
+
+
+def load_prompts(data: DataConfig, tokenizer: Tokenizer, split: Split, max_rows: int | None = None) -> RenderedPrompts:
+    """Read and render one split; validation may be empty.
+
+    Raises:
+        ValueError: See :func:`source_rows` and :func:`megatron_rl.data.rendering.render_prompts`.
+    """
+    rows = source_rows(data, split, max_rows)
+    if not rows:
+        return RenderedPrompts(prompts=(), num_filtered=0, num_truncated=0)
+    return render_prompts(rows, tokenizer, data)
+
+
+def render_one_shard(config: RunConfig, max_rows: int = _SHARD_ROWS) -> RenderedPrompts:
+    """Render the first training rows of each source, for ``megatron-rl check``: seconds, no torch, no model.
+
+    Raises:
+        ValueError: Whatever a full run would meet in those rows or in the tokenizer.
+    """
+    tokenizer = tokenizer_of(config.model)
+    load_prompts(config.data, tokenizer, "val", max_rows)
+    return load_prompts(config.data, tokenizer, "train", max_rows)
