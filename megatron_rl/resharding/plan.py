@@ -85,6 +85,17 @@ class ReshardPlan:
         """Bytes received over the lower bound; 1.0 where neither has any."""
         return self.received_bytes / self.bound_bytes if self.bound_bytes else 1.0
 
+    def parameters(self, rank: int) -> tuple[set[str], set[str]]:
+        """Local names that ``rank`` reads as a source and writes as a destination."""
+        read = {piece.source for piece in self.copies.get(rank, ())}
+        written = {piece.destination for piece in self.copies.get(rank, ())}
+        for transfer in (t for transfers in self.rounds for t in transfers):
+            if transfer.source_rank == rank:
+                read.update(piece.source for piece in transfer.message.pieces)
+            if transfer.destination_rank == rank:
+                written.update(piece.destination for piece in transfer.message.pieces)
+        return read, written
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the whole plan, equal on all ranks that planned the same transfer."""

@@ -103,13 +103,9 @@ def _check_boxes(tensors: Sequence[LogicalTensor], classes: list[_Class]) -> Non
             if f.tensor not in shapes:
                 raise ValueError(f"the {cls.side} layout stores {f.tensor!r} in {f.buffer!r}, which the checkpoint lacks")
             shape = shapes[f.tensor]
-            inside = len(f.start) == len(shape) and all(
-                0 <= a < b <= n for a, b, n in zip(f.start, f.stop, shape, strict=True)
-            )
+            inside = len(f.start) == len(shape) and all(0 <= a < b <= n for a, b, n in zip(f.start, f.stop, shape, strict=True))
             if not inside:
-                raise ValueError(
-                    f"the {cls.side} layout stores {f.start}..{f.stop} of {f.tensor!r}, outside its shape {shape}"
-                )
+                raise ValueError(f"the {cls.side} layout stores {f.start}..{f.stop} of {f.tensor!r}, outside its shape {shape}")
 
 
 def _check_consumed(tensors: Sequence[LogicalTensor], destinations: list[_Class]) -> None:

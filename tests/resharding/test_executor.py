@@ -1,0 +1,125 @@
+"""Real transfers between gloo ranks: every value lands where vLLM's layout wants it, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.resharding.executor import ReshardExecutor
+from megatron_rl.resharding.megatron_layout import megatron_layout, padded_vocab_size
+from megatron_rl.resharding.verify import allocate_buffers, fragment_view, scatter_logical, verify_transfer
+from megatron_rl.resharding.vllm_rules import vllm_rules_layout
+from megatron_rl.weights.names import logical_tensors
+from tests.resharding.shapes import plan_sync, tiny_model
+from tests.support.distributed import run_distributed
+
+PAIRS = {
+    "tp2_to_tp2": (ParallelLayout(tensor=2), RolloutLayout(tensor=2)),
+    "tp2_to_tp1dp2": (ParallelLayout(tensor=2), RolloutLayout(data=2)),
+    "tp1dp2_to_tp2": (ParallelLayout(data=2), RolloutLayout(tensor=2)),
+    "pp2_to_tp2": (ParallelLayout(pipeline=2), RolloutLayout(tensor=2)),
+    "pp2_to_tp1dp2": (ParallelLayout(pipeline=2), RolloutLayout(data=2)),
+    "tp2pp2_to_tp2dp2": (ParallelLayout(tensor=2, pipeline=2), RolloutLayout(tensor=2, data=2)),
+    "tp2vpp2pp2_to_tp4": (ParallelLayout(tensor=2, pipeline=2, virtual_pipeline=2), RolloutLayout(tensor=4)),
+    "apart_tp2_to_tp1dp2": (ParallelLayout(tensor=2), RolloutLayout(data=2, offset=2)),
+}
+PAD = -7.0
+
+
+def _patterns(model, scale: float) -> dict[str, torch.Tensor]:
+    """Every element of every tensor has a value of its own, exact in f32."""
+    patterns, start = {}, 1
+    for tensor in logical_tensors(model):
+        count = torch.Size(tensor.shape).numel()
+        patterns[tensor.name] = (torch.arange(start, start + count) * scale).view(tensor.shape)
+        start += count
+    assert start * scale < 2**24
+    return patterns
+
+
+def _expected(fragments, patterns, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    buffers = allocate_buffers(fragments, dtype, PAD)
+    scatter_logical(fragments, patterns, buffers)
+    return buffers
+
+
+def _transfer(pair: str, budget_bytes: int, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[bool, int, int, float]:
+    train, rollout = PAIRS[pair]
+    model, rank = tiny_model(tied="pp2" in pair), dist.get_rank()
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
+    wanted = vllm_rules_layout(model, rollout)(rank)
+    itemsize = min(dtype.itemsize for dtype in dtypes)
+    plan = plan_sync(model, train, rollout, itemsize=itemsize, budget_bytes=budget_bytes)
+    sources, destinations = allocate_buffers(stored, dtypes[0], PAD), allocate_buffers(wanted, dtypes[1], PAD)
+    executor = ReshardExecutor(plan, rank, sources, destinations, dist.group.WORLD, budget_bytes)
+    equal = True
+    for scale in (1.0, 2.0):
+        patterns = _patterns(model, scale)
+        scatter_logical(stored, patterns, sources)
+        stats = executor.run()
+        expected = _expected(wanted, {n: p.to(dtypes[0]) for n, p in patterns.items()}, dtypes[1])
+        equal &= all(torch.equal(destinations[name], value) for name, value in expected.items())
+    return equal, stats.bytes_received, plan.costs[rank].bound_bytes, stats.peak_extra_bytes
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_run_matches_reference(pair: str) -> None:
+    world = max(train.world_size if rollout.offset == 0 else 4 for train, rollout in [PAIRS[pair]])
+    for equal, received, bound, _ in run_distributed(world, _transfer, pair, 1 << 20, (torch.float32, torch.float32)):
+        assert equal
+        assert received == bound
+
+
+def test_run_invariant_to_budget() -> None:
+    budget = 4096
+    for equal, *_, extra in run_distributed(2, _transfer, "tp2_to_tp1dp2", budget, (torch.float32, torch.float32)):
+        assert equal
+        assert extra <= budget
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=["down", "up"])
+def test_run_casts_to_destination(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    answers = run_distributed(2, _transfer, "tp2_to_tp1dp2", 1 << 20, dtypes)
+    assert all(equal for equal, *_ in answers)
+
+
+def _different_plans() -> str:
+    train, rollout = PAIRS["tp2_to_tp2"]
+    rank = dist.get_rank()
+    model = tiny_model(layers=2 + 2 * rank)
+    plan = plan_sync(model, train, rollout)
+    with pytest.raises(ValueError) as error:
+        ReshardExecutor(plan, rank, {}, {}, dist.group.WORLD, 1 << 20)
+    return str(error.value)
+
+
+def test_executor_rejects_different_plans() -> None:
+    for message in run_distributed(2, _different_plans):
+        assert "different reshard plans" in message
+
+
+def _damaged_sync() -> str:
+    train, rollout = PAIRS["tp2_to_tp1dp2"]
+    model, rank = tiny_model(), dist.get_rank()
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
+    wanted = vllm_rules_layout(model, rollout)(rank)
+    sources, destinations = (
+        _expected(stored, _patterns(model, 1.0), torch.float32),
+        allocate_buffers(wanted, torch.float32, PAD),
+    )
+    ReshardExecutor(plan_sync(model, train, rollout), rank, sources, destinations, dist.group.WORLD, 1 << 20).run()
+    arguments = (logical_tensors(model), stored, sources, wanted, destinations, dist.group.WORLD)
+    verify_transfer(*arguments)
+    victim = next(f for f in wanted if f.tensor.endswith("1.mlp.up_proj.weight"))
+    view = fragment_view(victim, destinations[victim.buffer])
+    view.copy_(view.flip(0))
+    with pytest.raises(ValueError) as error:
+        verify_transfer(*arguments)
+    return str(error.value)
+
+
+def test_verify_transfer_rejects_permuted_rows() -> None:
+    for message in run_distributed(2, _damaged_sync):
+        assert "model.layers.1.mlp.up_proj.weight" in message
