@@ -21,6 +21,11 @@ def response_mask(prompt_lengths_B: Tensor, response_lengths_B: Tensor, max_len:
     return (positions_S >= start_B1) & (positions_S < start_B1 + response_lengths_B[:, None])
 
 
+def last_token(mask_BS: Tensor) -> Tensor:
+    """Mark the last counted token of each row; bool ``[B, S]``, all False in a row without one."""
+    return mask_BS & (mask_BS.flip(1).cumsum(dim=1).flip(1) == 1)
+
+
 def to_predicting_position(x_BS: Tensor) -> Tensor:
     """Move token coordinates to the position whose hidden state predicts the token: ``y[b, s] = x[b, s + 1]``."""
     return torch.nn.functional.pad(x_BS[:, 1:], (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -29,10 +30,17 @@ def _reduce(items: list[Metric]) -> Metric:
     weight = sum(item.weight for item in items)
     values = [item.value for item in items]
     if kind == "mean":
-        total = sum(item.value * item.weight for item in items)
+        # A part without weight says nothing: its value, perhaps NaN, must not count.
+        total = sum(item.value * item.weight for item in items if item.weight)
         return Metric(total / weight if weight else 0.0, kind, weight)
-    reduced = {"sum": sum, "max": max, "min": min, "last": lambda v: v[-1]}[kind](values)
-    return Metric(float(reduced), kind, weight)
+    if kind in ("max", "min") and any(math.isnan(value) for value in values):
+        # max() and min() keep or lose a NaN by its position.
+        return Metric(math.nan, kind, weight)
+    if kind == "last":
+        return Metric(values[-1], kind, weight)
+    if kind == "sum":
+        return Metric(float(sum(values)), kind, weight)
+    return Metric(max(values) if kind == "max" else min(values), kind, weight)
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:
