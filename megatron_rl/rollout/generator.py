@@ -1,0 +1,189 @@
+"""One step's rollouts over all engines of the job.
+
+Shape suffixes: P prompts, B = P * n samples, S padded tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from megatron_rl.parallel.layout import RolloutLayout
+from megatron_rl.rollout.agreement import fingerprint, gather, require_agreement, require_success
+from megatron_rl.rollout.engine import RolloutEngine
+from megatron_rl.rollout.outputs import Completion, PackedCompletions
+from megatron_rl.rollout.prompt_distribution import distribute_prompts
+from megatron_rl.rollout.response_metrics import imbalance_metrics, response_metrics
+from megatron_rl.rollout.sampling import SamplingSettings, request_seed
+from megatron_rl.types.batches import PromptBatch, RolloutBatch
+from megatron_rl.types.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What one rank is about to generate from."""
+
+    fingerprints: dict[str, str]
+    problem: str | None
+    """Why it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What one rank got from its engine shard."""
+
+    digest: bytes
+    completions: PackedCompletions | None
+    """Of the first rank of each engine only: the others hold the same."""
+    failure: str | None
+
+
+class RolloutGenerator:
+    """Turns prompts into a ``RolloutBatch`` that is the same on every rank.
+
+    Each engine (a tensor-parallel group of ranks) answers a balanced share of the prompts. Before generating, the ranks
+    prove to each other that they were asked the same; after, that the ranks of an engine answered the same.
+    """
+
+    def __init__(
+        self, engine: RolloutEngine, layout: RolloutLayout, group: ProcessGroup, *, seed: int, pad_token_id: int = 0
+    ) -> None:
+        """Bind this rank's engine shard.
+
+        Args:
+            engine: this rank's shard.
+            layout: TP x DP grid of the shards.
+            group: all ranks of ``layout``; carries CPU tensors (gloo).
+            seed: sampling seed of the run.
+            pad_token_id: fills ``tokens_BS`` behind each response.
+        """
+        self._engine = engine
+        self._layout = layout
+        self._group = group
+        self._seed = seed
+        self._pad_token_id = pad_token_id
+
+    def generate(
+        self, prompts: PromptBatch, settings: SamplingSettings, *, step: int, policy_version: int
+    ) -> tuple[RolloutBatch, Metrics]:
+        """Sample ``settings.n`` responses to each prompt.
+
+        Args:
+            prompts: P prompts, the same on every rank.
+            settings: how to sample.
+            step: with the run's seed and a prompt's index it decides that prompt's samples.
+            policy_version: the weights the caller means to sample from; must be those the engine holds.
+
+        Returns the batch (CPU tensors) and its metrics, identical on every rank.
+        Raises RuntimeError, on all ranks, where the ranks of an engine were asked or answered differently, where a
+        prompt does not fit, where the engine's weights are not ``policy_version``, or where an engine failed.
+        Collectives: all ranks of the layout.
+        """
+        self._agree_on_inputs(prompts, settings, step, policy_version)
+        shares = distribute_prompts([len(p.token_ids) for p in prompts.prompts], self._layout.data)
+        engine_index, tensor_rank = self._layout.slot(dist.get_rank())
+        mine = self._ask_engine(prompts, shares[engine_index], settings, step, publish=tensor_rank == 0)
+        outputs = gather(mine, self._group)
+        self._agree_on_outputs(outputs)
+        completions = self._in_prompt_order(outputs, shares, settings.n)
+        batch = to_rollout_batch(prompts, completions, policy_version, self._pad_token_id)
+        return batch, {**response_metrics(batch), **imbalance_metrics(batch, shares, settings.n)}
+
+    def _agree_on_inputs(self, prompts: PromptBatch, settings: SamplingSettings, step: int, policy_version: int) -> None:
+        fingerprints = fingerprint(
+            {
+                "prompts": [prompt.token_ids for prompt in prompts.prompts],
+                "sampling settings": settings,
+                "seed": (self._seed, step),
+                "policy version": policy_version,
+            }
+        )
+        inputs = gather(_Inputs(fingerprints, self._problem(prompts, settings, policy_version)), self._group)
+        # The whole batch is replicated, so all ranks are compared, not only those of one engine.
+        everyone = tuple(inputs)
+        require_agreement({rank: found.fingerprints for rank, found in inputs.items()}, [everyone], "rollout inputs")
+        require_success({rank: found.problem for rank, found in inputs.items()})
+
+    def _problem(self, prompts: PromptBatch, settings: SamplingSettings, policy_version: int) -> str | None:
+        if self._engine.policy_version != policy_version:
+            held = self._engine.policy_version
+            return (
+                f"asked to sample from weights of version {policy_version}, but the engine holds "
+                f"{'no valid weights' if held is None else f'version {held}'}; a weight sync is missing"
+            )
+        room = self._engine.max_model_len - settings.max_new_tokens
+        for prompt in prompts.prompts:
+            if not 1 <= len(prompt.token_ids) <= room:
+                return (
+                    f"prompt {prompt.uid} has {len(prompt.token_ids)} tokens; with data.max_response_length="
+                    f"{settings.max_new_tokens} and rollout.max_model_len={self._engine.max_model_len} it must have 1 to {room}"
+                )
+        return None
+
+    def _ask_engine(
+        self, prompts: PromptBatch, share: list[int], settings: SamplingSettings, step: int, *, publish: bool
+    ) -> _Outputs:
+        try:
+            completions = self._engine.generate(
+                [prompts.prompts[index].token_ids for index in share],
+                settings,
+                [request_seed(self._seed, step, index) for index in share],
+            )
+        except Exception as error:
+            # The other ranks wait for this one: it tells them, and then all of them raise.
+            _LOG.exception("the rollout engine failed")
+            return _Outputs(b"", None, f"{type(error).__name__}: {error}")
+        packed = PackedCompletions.pack([sample for samples in completions for sample in samples])
+        return _Outputs(packed.digest(), packed if publish else None, None)
+
+    def _agree_on_outputs(self, outputs: dict[int, _Outputs]) -> None:
+        require_success({rank: found.failure for rank, found in outputs.items()})
+        digests = {rank: {"sampled tokens": found.digest.hex()} for rank, found in outputs.items()}
+        require_agreement(digests, self._layout.tensor_groups(), "rollout outputs")
+
+    def _in_prompt_order(self, outputs: dict[int, _Outputs], shares: list[list[int]], n: int) -> list[list[Completion]]:
+        by_prompt: dict[int, list[Completion]] = {}
+        for ranks, share in zip(self._layout.tensor_groups(), shares, strict=True):
+            packed = outputs[ranks[0]].completions
+            assert packed is not None
+            flat = packed.unpack()
+            assert len(flat) == len(share) * n, (len(flat), len(share), n)
+            by_prompt.update({index: flat[i * n : (i + 1) * n] for i, index in enumerate(share)})
+        return [by_prompt[index] for index in range(len(by_prompt))]
+
+
+def to_rollout_batch(
+    prompts: PromptBatch, completions: list[list[Completion]], policy_version: int, pad_token_id: int
+) -> RolloutBatch:
+    """Lay P prompts with n completions each into right-padded tensors; the samples of a prompt are adjacent rows.
+
+    Ids are the engine's own. Lengths come from the engine's counts, never from the ids: pad may equal EOS.
+    """
+    rows = [(i, p.token_ids, c) for i, (p, cs) in enumerate(zip(prompts.prompts, completions, strict=True)) for c in cs]
+    width = max(len(ids) + len(c.token_ids) for _, ids, c in rows)
+    tokens_BS = torch.full((len(rows), width), pad_token_id, dtype=torch.int64)
+    logprobs_BS = torch.zeros(len(rows), width, dtype=torch.float32)
+    for row, (_, ids, completion) in enumerate(rows):
+        start, stop = len(ids), len(ids) + len(completion.token_ids)
+        tokens_BS[row, :stop] = torch.tensor(ids + completion.token_ids)
+        logprobs_BS[row, start:stop] = torch.tensor(completion.logprobs, dtype=torch.float32)
+    return RolloutBatch(
+        tokens_BS=tokens_BS,
+        prompt_lengths_B=_int64([len(ids) for _, ids, _ in rows]),
+        response_lengths_B=_int64([len(c.token_ids) for _, _, c in rows]),
+        rollout_logprobs_BS=logprobs_BS,
+        group_ids_B=_int64([index for index, _, _ in rows]),
+        finish_reasons=tuple(c.finish_reason for _, _, c in rows),
+        policy_version=policy_version,
+    )
+
+
+def _int64(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

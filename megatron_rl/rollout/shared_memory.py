@@ -1,0 +1,69 @@
+"""Names of the engine's shared-memory segments, and their removal: debris of a dead run must not block the next.
+
+A segment name starts with an identity: user, process namespace, process id, process start time and a random part.
+So two runs never collide, and a leftover can be told from the segment of a run that is still starting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+SEGMENTS = Path("/dev/shm")
+"""Where POSIX shared memory appears as files."""
+
+_PREFIX = "megatron_rl"
+_IDENTITY = re.compile(rf"{_PREFIX}_(?P<user>\d+)_(?P<namespace>\d+)_(?P<pid>\d+)_(?P<started>\d+)_[0-9a-f]+")
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None where it is gone. Tells a process from a reused id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name, in parentheses, may hold anything; the fixed fields follow its last parenthesis.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def new_identity() -> str:
+    """A name of this process that no other process on this host has or will have."""
+    pid = os.getpid()
+    return f"{_PREFIX}_{os.getuid()}_{_namespace()}_{pid}_{_start_ticks(pid)}_{secrets.token_hex(4)}"
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a segment is ours and its process is gone. Processes of another namespace cannot be judged: not ours."""
+    match = _IDENTITY.match(name)
+    if match is None or int(match["user"]) != os.getuid() or int(match["namespace"]) != _namespace():
+        return False
+    return _start_ticks(int(match["pid"])) != int(match["started"])
+
+
+def _unlink(names: list[str], folder: Path) -> list[str]:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    return sorted(names)
+
+
+def sweep_leftovers(folder: Path = SEGMENTS) -> list[str]:
+    """Remove segments of own runs whose process is dead; returns their names."""
+    if not folder.is_dir():
+        return []
+    return _unlink([path.name for path in folder.iterdir() if _is_leftover(path.name)], folder)
+
+
+def unlink_segments(identity: str, folder: Path = SEGMENTS) -> list[str]:
+    """Remove the names of an identity's segments; processes that have them mapped keep using the memory.
+
+    Called once every rank has attached, so that not even a killed run leaves anything behind. Returns the names.
+    """
+    if not folder.is_dir():
+        return []
+    return _unlink([path.name for path in folder.iterdir() if path.name.startswith(identity)], folder)
