@@ -56,4 +56,6 @@ class RewardConfig(Section):
     on_invalid: Literal["error", "mask", "zero"] = Field(
         "error", description="None, NaN or infinite reward, or an exception: stop, mask the sample out, or score 0."
     )
-    max_error_frac: float = Field(0.0, ge=0.0, le=1.0, description="Share of failed samples tolerated with mask or zero.")
+    max_error_frac: float = Field(
+        0.5, ge=0.0, le=1.0, description="mask or zero: stop where more than this share of a scored batch failed."
+    )
