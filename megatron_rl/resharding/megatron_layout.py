@@ -19,18 +19,6 @@ from megatron_rl.weights.names import (
     megatron_layer_rules,
 )
 
-_VOCAB_MULTIPLE = 64
-
-
-def padded_vocab_size(vocab_size: int, tensor: int) -> int:
-    """Rows of the embedding with padding: a multiple of 64, as in vLLM, and of the tensor-parallel degree.
-
-    Where the degree divides vLLM's own padding both engines cut the vocabulary at the same rows, so that embeddings
-    need no transfer at equal degrees. Example: 151,936 rows stay 151,936 at TP 8.
-    """
-    padded = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
-    return -(-padded // tensor) * tensor
-
 
 def stage_layers(num_layers: int, layout: ParallelLayout, stage: int) -> tuple[tuple[int, ...], ...]:
     """Global layer indices of each model chunk of a pipeline stage.

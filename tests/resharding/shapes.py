@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
-from megatron_rl.resharding.megatron_layout import megatron_layout, padded_vocab_size
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
+from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout

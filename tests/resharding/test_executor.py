@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
 from megatron_rl.resharding.executor import ReshardExecutor
-from megatron_rl.resharding.megatron_layout import megatron_layout, padded_vocab_size
+from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.verify import allocate_buffers, fragment_view, scatter_logical, verify_transfer
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
