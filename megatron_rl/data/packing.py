@@ -1,0 +1,206 @@
+"""From a padded global batch to packed micro-batches, and back.
+
+Cutting is a pure function of the sequence lengths: every rank knows every rank's micro-batches without a collective,
+and all ranks run the same number of them.
+
+Shape suffixes: B samples, S padded tokens, T packed tokens, D documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_rl.data.balance import balanced_partition
+from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
+from megatron_rl.types.masks import to_predicting_position, to_token_position
+
+Rows = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRule:
+    """How a role cuts its share of a batch into micro-batches. Exactly one of the two limits is set.
+
+    Example: ``CutRule(data=2, max_tokens=4096, hidden_size=1024)``.
+    """
+
+    data: int
+    """Data-parallel ranks the samples are dealt to."""
+    hidden_size: int
+    """Of the model: weighs attention against the rest when work is balanced."""
+    max_tokens: int | None = None
+    """Tokens in one micro-batch (a longer single sequence still makes one)."""
+    max_sequences: int | None = None
+    """Sequences in one micro-batch."""
+    count_multiple: int = 1
+    """The number of micro-batches is a multiple of this (interleaved pipelines need their stage count)."""
+
+    def __post_init__(self) -> None:
+        assert (self.max_tokens is None) != (self.max_sequences is None)
+
+
+def _work(length: int, hidden_size: int) -> int:
+    """Relative cost of a sequence: linear layers take 24 H^2 FLOPs a token and attention 4 H a token pair."""
+    return 6 * hidden_size * length + length * length
+
+
+def _split(rows: Rows, lengths: Sequence[int], num_parts: int, hidden_size: int) -> list[Rows]:
+    """Balanced parts of some rows, each ascending, by their first row; empty parts last."""
+    parts = balanced_partition([_work(lengths[row], hidden_size) for row in rows], num_parts)
+    return sorted((tuple(rows[i] for i in part) for part in parts), key=lambda part: (not part, part))
+
+
+def _fits(part: Rows, lengths: Sequence[int], rule: CutRule) -> bool:
+    if rule.max_tokens is not None:
+        return len(part) <= 1 or sum(lengths[row] for row in part) <= rule.max_tokens
+    assert rule.max_sequences is not None
+    return len(part) <= rule.max_sequences
+
+
+def _fewest(share: Rows, lengths: Sequence[int], rule: CutRule) -> int:
+    """Lower bound on the micro-batches of one data-parallel share."""
+    if rule.max_tokens is not None:
+        return -(-sum(lengths[row] for row in share) // rule.max_tokens)
+    assert rule.max_sequences is not None
+    return -(-len(share) // rule.max_sequences)
+
+
+def _parts_of(share: Rows, lengths: Sequence[int], num_parts: int, rule: CutRule) -> list[Rows]:
+    if rule.max_tokens is not None:
+        return _split(share, lengths, num_parts, rule.hidden_size)
+    size = rule.max_sequences
+    assert size is not None
+    pieces = [share[i : i + size] for i in range(0, len(share), size)]
+    return pieces + [()] * (num_parts - len(pieces))
+
+
+def cut_rows(lengths: Sequence[int], rule: CutRule) -> list[list[Rows]]:
+    """Deal samples to data-parallel ranks and cut each share into micro-batches.
+
+    Samples without a token are left out. Where a share is too small for the common count, it gets empty micro-batches.
+
+    Args:
+        lengths: tokens of each sample of the global batch.
+        rule: limits and counts.
+
+    Returns rows by ``[data rank][micro-batch]``; all ranks have the same number of micro-batches, at least one.
+    """
+    rows = tuple(row for row, length in enumerate(lengths) if length > 0)
+    if rule.max_sequences is not None and len(rows) % rule.data == 0:
+        works = [_work(lengths[row], rule.hidden_size) for row in rows]
+        dealt = balanced_partition(works, rule.data, equal_counts=True)
+        shares = [tuple(rows[i] for i in part) for part in dealt]
+    else:
+        shares = _split(rows, lengths, rule.data, rule.hidden_size)
+    count = max(1, *(_fewest(share, lengths, rule) for share in shares))
+    while True:
+        count = -(-count // rule.count_multiple) * rule.count_multiple
+        cut = [_parts_of(share, lengths, count, rule) for share in shares]
+        if all(_fits(part, lengths, rule) for parts in cut for part in parts):
+            return cut
+        count += 1
+
+
+def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
+    """Positions of the rows' tokens in a flattened ``[B, width]`` tensor, i64, on the host."""
+    pieces = [torch.arange(row * width, row * width + length) for row, length in zip(rows, lengths, strict=True)]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Lays chosen rows of one padded batch end to end.
+
+    ``multiple``: T is rounded up to it by a padding document (sequence parallelism needs multiples of TP).
+    """
+
+    tokens_BS: Tensor
+    mask_BS: Tensor
+    """bool, tokens to be predicted, in token coordinates."""
+    lengths: tuple[int, ...]
+    """Tokens of each of the B rows, on the host."""
+    multiple: int
+    device: torch.device
+
+    def _gather(self, x_BS: Tensor, index_T: Tensor, num_padding: int) -> Tensor:
+        picked = x_BS.reshape(-1)[index_T.to(x_BS.device)]
+        return torch.nn.functional.pad(picked, (0, num_padding)).to(self.device)
+
+    def _layout(self, rows: Rows) -> tuple[Tensor, tuple[int, ...], int]:
+        """Flat index, document lengths (padding document included), padding tokens."""
+        lengths = tuple(self.lengths[row] for row in rows)
+        total = sum(lengths)
+        num_padding = -total % self.multiple if total else self.multiple
+        index_T = _flat_index(lengths, rows, self.tokens_BS.shape[1])
+        return index_T, (*lengths, num_padding) if num_padding else lengths, num_padding
+
+    def pack_tokens(self, rows: Rows) -> PackedTokens:
+        """Pack ``rows``; no rows make one padding document, so that a rank without work still joins the others."""
+        index_T, lengths, num_padding = self._layout(rows)
+        ends = torch.tensor(lengths).cumsum(0)
+        is_end_T = torch.zeros(int(ends[-1]), dtype=torch.bool)
+        is_end_T[ends - 1] = True
+        inside_T = ~is_end_T.to(self.device)
+        targets_T = self._gather(to_predicting_position(self.tokens_BS), index_T, num_padding)
+        predicts_T = self._gather(to_predicting_position(self.mask_BS), index_T, num_padding)
+        return PackedTokens(
+            tokens_T=self._gather(self.tokens_BS, index_T, num_padding),
+            targets_T=targets_T.where(inside_T, 0),
+            predicts_T=predicts_T & inside_T,
+            cu_seqlens=torch.nn.functional.pad(ends, (1, 0)).to(torch.int32).to(self.device),
+            lengths=lengths,
+            rows=rows,
+        )
+
+    def pack_field(self, x_BS: Tensor, packed: PackedTokens) -> Tensor:
+        """Bring token coordinates ``[B, S]`` to the pack's predicting positions ``[T]``; 0 where nothing is predicted."""
+        index_T, _, num_padding = self._layout(packed.rows)
+        picked_T = self._gather(to_predicting_position(x_BS), index_T, num_padding)
+        return picked_T.where(packed.predicts_T, torch.zeros_like(picked_T))
+
+    def unpack(self, parts: Iterable[tuple[PackedTokens, Tensor]]) -> Tensor:
+        """Put ``[T]`` values of several packs back: f32 ``[B, S]`` in token coordinates, 0 where nothing was predicted."""
+        flat = torch.zeros(self.tokens_BS.numel(), dtype=torch.float32, device=self.device)
+        for packed, values_T in parts:
+            index_T = self._layout(packed.rows)[0].to(self.device)
+            kept_T = values_T.float().where(packed.predicts_T, torch.zeros((), device=self.device))
+            flat[index_T] = kept_T[: index_T.numel()]
+        return to_token_position(flat.view(self.tokens_BS.shape))
+
+
+def pack_mini_batch(batch: MiniBatch, cut: Sequence[Rows], multiple: int, device: torch.device) -> list[MicroBatch]:
+    """Pack one data-parallel share of a mini-batch.
+
+    Args:
+        batch: the global mini-batch.
+        cut: rows of each micro-batch of this rank, see ``cut_rows``.
+        multiple: T is rounded up to it.
+        device: where the packs are put.
+    """
+    packer = Packer(
+        tokens_BS=batch.tokens_BS,
+        mask_BS=batch.response_mask_BS,
+        lengths=tuple(batch.lengths_B.tolist()),
+        multiple=multiple,
+        device=device,
+    )
+    return [_micro_batch(batch, packer, rows) for rows in cut]
+
+
+def _micro_batch(batch: MiniBatch, packer: Packer, rows: Rows) -> MicroBatch:
+    packed = packer.pack_tokens(rows)
+    return MicroBatch(
+        packed=packed,
+        loss_weights_T=packer.pack_field(batch.loss_weights_BS, packed),
+        old_logprobs_T=packer.pack_field(batch.old_logprobs_BS, packed),
+        ref_logprobs_T=packer.pack_field(batch.ref_logprobs_BS, packed),
+        values_T=packer.pack_field(batch.values_BS, packed),
+        advantages_T=packer.pack_field(batch.advantages_BS, packed),
+        returns_T=packer.pack_field(batch.returns_BS, packed),
+        importance_weights_T=packer.pack_field(batch.importance_weights_BS, packed),
+        num_response_tokens=batch.num_response_tokens,
+    )
