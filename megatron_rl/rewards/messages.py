@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from megatron_rl.rewards.reward import RewardSample
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +28,22 @@ class Ready:
     """Text of the error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Samples for a worker, with their places in the batch."""
+class Task(NamedTuple):
+    """Samples for a worker. They stay pickled on their way through the supervisor, which has no use for their content."""
 
     indices: tuple[int, ...]
-    samples: tuple[RewardSample, ...]
+    """Places in the batch."""
+    samples: tuple[bytes, ...]
+    """Pickled ``RewardSample`` each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one sample."""
+class Outcome(NamedTuple):
+    """What became of one sample. Example: ``Outcome(position=3, kind="scored", value=1.0)``."""
 
-    index: int
+    position: int
     """Place in the batch."""
     kind: Literal["scored", "error", "timeout"]
     value: float | None = None
     """What the reward returned (``scored``)."""
     detail: str = ""
-    """Traceback or cause of death (``error``)."""
+    """Exception and traceback, or cause of death (``error``)."""

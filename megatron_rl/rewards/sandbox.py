@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -80,7 +81,7 @@ class RewardPool:
         """
         if not samples:
             return judge([], [], self._config)
-        answer = self._ask(list(samples), limit_s=None)
+        answer = self._ask([pickle.dumps(sample) for sample in samples], limit_s=None)
         if isinstance(answer, str):
             raise RewardError(f"reward.function={self._config.function!r}: {answer}")
         return judge(answer, samples, self._config)

@@ -7,6 +7,7 @@ killed one takes milliseconds. The trainer starts it with ``exec``: no torch, no
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 import traceback
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from megatron_rl.rewards.loading import load_reward
 from megatron_rl.rewards.messages import Outcome, PoolSettings, Ready, Task
-from megatron_rl.rewards.reward import BaseRewardModel, RewardSample
+from megatron_rl.rewards.reward import BaseRewardModel
 from megatron_rl.rewards.worker import die_with_parent, serve
 
 _ORPHAN_CHECK_S = 1.0
@@ -96,8 +97,8 @@ class Supervisor:
         if os.getppid() != self._trainer_pid:
             os._exit(1)
 
-    def score(self, samples: list[RewardSample]) -> list[Outcome]:
-        """Score a batch; answers in any order, exactly one per sample."""
+    def score(self, samples: list[bytes]) -> list[Outcome]:
+        """Score a batch of pickled samples; answers in any order, exactly one per sample."""
         queue = deque(range(len(samples)))
         outcomes: list[Outcome] = []
         while len(outcomes) < len(samples):
@@ -107,9 +108,9 @@ class Supervisor:
             outcomes.extend(self._collect(queue))
         return outcomes
 
-    def _hand_out(self, worker: _Worker, queue: deque[int], samples: list[RewardSample]) -> None:
+    def _hand_out(self, worker: _Worker, queue: deque[int], samples: list[bytes]) -> None:
         """Give a worker a share of what is left: large messages at first, single samples at the end."""
-        if worker.connection.poll():  # an idle worker has nothing to say: it has ended, and no sample is to blame
+        if _has_message(worker.connection):  # an idle worker has nothing to say: it has ended, and no sample is to blame
             self._end(worker)
             self._workers[self._workers.index(worker)] = self._fork()
             return
@@ -138,12 +139,12 @@ class Supervisor:
 
     def _receive(self, worker: _Worker, queue: deque[int]) -> Iterable[Outcome]:
         try:
-            while worker.connection.poll():
+            while _has_message(worker.connection):
                 message = worker.connection.recv()
                 worker.ready = True
                 worker.deadline = time.monotonic() + self._settings.timeout_s
                 if message is not None:
-                    assert message.index == worker.pending.popleft()
+                    assert message.position == worker.pending.popleft()
                     yield message
         except (EOFError, OSError):
             yield from self._replace(worker, queue, timed_out=False)
@@ -158,10 +159,15 @@ class Supervisor:
             index = worker.pending.popleft()
             queue.extendleft(reversed(worker.pending))
             if timed_out:
-                yield Outcome(index=index, kind="timeout")
+                yield Outcome(position=index, kind="timeout")
             else:
-                yield Outcome(index=index, kind="error", detail=f"the scoring process ended with {_describe(status)}")
+                yield Outcome(position=index, kind="error", detail=f"the scoring process ended with {_describe(status)}")
         self._workers[self._workers.index(worker)] = self._fork()
+
+
+def _has_message(connection: Connection) -> bool:
+    """As ``connection.poll()``, at a tenth of its cost: this is asked once per sample."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def _describe(status: int) -> str:
@@ -180,8 +186,8 @@ def _load(settings: PoolSettings) -> tuple[BaseRewardModel | None, str | None]:
 def main(fd: int, trainer_pid: int) -> None:
     """Serve one pool over the socket ``fd`` until the trainer closes it or ends.
 
-    Protocol: ``PoolSettings`` in, ``Ready`` out; then a list of samples in, a list of outcomes (or the text of what broke
-    the pool) out.
+    Protocol: ``PoolSettings`` in, ``Ready`` out; then, as often as wanted, a list of pickled samples in and a list of
+    outcomes (or the text of what broke the pool) out.
     """
     trainer = Connection(fd)
     settings: PoolSettings = trainer.recv()
@@ -195,7 +201,7 @@ def main(fd: int, trainer_pid: int) -> None:
         while True:
             while not trainer.poll(_ORPHAN_CHECK_S):
                 supervisor.exit_if_orphaned()
-            samples: list[RewardSample] = trainer.recv()
+            samples: list[bytes] = trainer.recv()
             try:
                 trainer.send(supervisor.score(samples))
             except RuntimeError as error:

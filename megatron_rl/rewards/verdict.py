@@ -53,8 +53,8 @@ def judge(outcomes: Sequence[Outcome], samples: Sequence[RewardSample], config: 
     Raises:
         RewardError: A failure with ``error``, or more than ``reward.max_error_frac`` of the batch otherwise.
     """
-    ordered = sorted(outcomes, key=lambda outcome: outcome.index)
-    assert [outcome.index for outcome in ordered] == list(range(len(samples))), "one outcome per sample"
+    ordered = sorted(outcomes, key=lambda outcome: outcome.position)
+    assert [outcome.position for outcome in ordered] == list(range(len(samples))), "one outcome per sample"
     failures = [_failure(outcome, sample.uid) for outcome, sample in zip(ordered, samples, strict=True)]
     failed = [failure for failure in failures if failure is not None]
     _stop_if_too_many(failed, len(samples), config)

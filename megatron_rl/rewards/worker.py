@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import traceback
 from multiprocessing.connection import Connection
@@ -28,15 +29,16 @@ def _as_float(value: object) -> float | None:
     return None if value is None else float(value)  # type: ignore[arg-type]
 
 
-def _score(reward: BaseRewardModel, index: int, sample: RewardSample) -> Outcome:
+def _score(reward: BaseRewardModel, index: int, pickled: bytes) -> Outcome:
     try:
+        sample: RewardSample = pickle.loads(pickled)
         value = _as_float(reward.forward(sample))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a reward are errors of that sample as well
         cause = f"{type(error).__name__}: {error}"[:_MAX_CAUSE_CHARS]
-        return Outcome(index=index, kind="error", detail=f"{cause}\n{traceback.format_exc()[-_MAX_TRACEBACK_CHARS:]}")
+        return Outcome(position=index, kind="error", detail=f"{cause}\n{traceback.format_exc()[-_MAX_TRACEBACK_CHARS:]}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next sample
-    return Outcome(index=index, kind="scored", value=value)
+    return Outcome(position=index, kind="scored", value=value)
 
 
 def serve(connection: Connection, reward: BaseRewardModel) -> None:
@@ -48,5 +50,5 @@ def serve(connection: Connection, reward: BaseRewardModel) -> None:
             task: Task = connection.recv()
         except EOFError:
             return
-        for index, sample in zip(task.indices, task.samples, strict=True):
-            connection.send(_score(reward, index, sample))
+        for index, pickled in zip(task.indices, task.samples, strict=True):
+            connection.send(_score(reward, index, pickled))
