@@ -36,6 +36,7 @@ def plan_reshard(
     Raises ValueError naming the tensor: unknown to the checkpoint, outside its shape, stored by no source rank, or
     taken by no destination rank.
     """
+    source_ranks, destination_ranks = sorted(source_ranks), sorted(destination_ranks)
     sources = _classes(source, source_ranks, "source")
     destinations = _classes(destination, destination_ranks, "destination")
     _check_boxes(tensors, sources + destinations)
@@ -54,7 +55,7 @@ def plan_reshard(
     transfers = _assign(sorted(wanted, key=lambda w: w[0]), sources, max_elements)
     rounds = schedule_rounds(transfers, max_elements)
     copies = {rank: recipe.local for rank, recipe in wanted if recipe.local}
-    return ReshardPlan(itemsize, copies, rounds, _costs(source_of, wanted, rounds, itemsize))
+    return ReshardPlan(itemsize, copies, rounds, _costs({*source_ranks, *destination_ranks}, wanted, rounds, itemsize))
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class _Recipe:
 def _classes(layout: LayoutFn, ranks: Iterable[int], side: str) -> list[_Class]:
     """Group ranks whose layout is the same object; layouts share the tuple among replicas."""
     classes: dict[int, _Class] = {}
-    for rank in sorted(ranks):
+    for rank in ranks:
         fragments = layout(rank)
         if fragments:
             classes.setdefault(id(fragments), _Class(fragments, [], side)).ranks.append(rank)
@@ -222,9 +223,7 @@ def _assign(wanted: list[tuple[int, _Recipe]], sources: list[_Class], max_elemen
     return transfers
 
 
-def _costs(
-    source_of: dict[int, int], wanted: list[tuple[int, _Recipe]], rounds: tuple[Round, ...], itemsize: int
-) -> dict[int, RankCost]:
+def _costs(ranks: set[int], wanted: list[tuple[int, _Recipe]], rounds: tuple[Round, ...], itemsize: int) -> dict[int, RankCost]:
     sent: defaultdict[int, int] = defaultdict(int)
     received: defaultdict[int, int] = defaultdict(int)
     slots: defaultdict[tuple[str, int, int], int] = defaultdict(int)
@@ -253,5 +252,5 @@ def _costs(
             bound_bytes=needs.get(rank, nothing).missing_elements * itemsize,
             staging_bytes=staging[rank],
         )
-        for rank in sorted({*source_of, *needs})
+        for rank in sorted(ranks)
     }
