@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megatron_rl.types.metrics import Metric, Metrics
+
 _EQUAL_ULPS = 4.0
 """Rewards this close (float32 units in the last place of the largest) are equal: their difference is rounding."""
 
@@ -73,6 +75,16 @@ def group_stats(rewards_B: Tensor, group_ids_B: Tensor, valid_B: Tensor, weights
         num_groups=int((count > 0).sum()),
         num_zero_variance_groups=int(((count > 0) & ~informative).sum()),
     )
+
+
+def group_metrics(stats: GroupStats) -> Metrics:
+    """``group/frac_zero_std`` and ``group/count``; nothing where every group is a single sample by design."""
+    if not bool((stats.count_B > 1).any()):
+        return {}
+    return {
+        "group/frac_zero_std": Metric(stats.zero_variance_frac, "mean", weight=float(stats.num_groups)),
+        "group/count": Metric(float(stats.num_groups), "sum"),
+    }
 
 
 def _spread(rewards: Tensor, valid: Tensor, index: Tensor, num_groups: int) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from megatron_rl.algorithms.group_stats import group_stats
+from megatron_rl.algorithms.group_stats import group_metrics, group_stats
+from megatron_rl.types.metrics import to_floats
 
 
 def stats(rewards, groups, valid=None):
@@ -32,3 +33,11 @@ def test_group_stats_ignores_invalid_samples():
 def test_group_stats_of_nothing_is_empty():
     result = stats([], [])
     assert result.zero_variance_frac == 0.0 and result.mean_B.shape == (0,)
+
+
+def test_group_metrics_reports_groups_without_signal():
+    assert to_floats(group_metrics(stats([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1]))) == {"group/frac_zero_std": 0.5, "group/count": 2}
+
+
+def test_group_metrics_of_single_samples_is_empty():
+    assert group_metrics(stats([1.0, 0.0], [0, 1])) == {}
