@@ -11,6 +11,8 @@ from megatron_rl.config.model import ModelConfig
 
 OWN_KEYS = ("path", "tokenizer_path", "chat_template", "name")
 """Keys of the model section that a config.json does not decide."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+"""Either of these in a checkpoint folder makes it its own tokenizer."""
 WEIGHT_SHAPE_KEYS = (
     "architecture",
     "num_layers",
@@ -54,6 +56,9 @@ def apply_checkpoint_shape(
     for key, value in stored.items():
         if key not in OWN_KEYS and f"model.{key}" not in explicit:
             model[key] = value
+    holds_tokenizer = any((Path(path) / name).exists() for name in TOKENIZER_FILES)
+    if holds_tokenizer and "model" not in explicit and "model.tokenizer_path" not in explicit:
+        model["tokenizer_path"] = None
     if "model" not in explicit and "model.name" not in explicit:
         model["name"] = Path(path).resolve().name
 

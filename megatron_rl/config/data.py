@@ -36,7 +36,7 @@ class DataConfig(Section):
         "error", description="Over-long rendered prompts: stop with file and row, or cut that side's tokens."
     )
     filter_overlong_prompts: bool = Field(False, description="Drop over-long prompts (counted) before truncation applies.")
-    apply_chat_template: bool = Field(True, description="Render message lists (and text) with the chat template if there is one.")
+    apply_chat_template: bool = Field(True, description="Render messages (and text) with the chat template if there is one.")
     apply_chat_template_kwargs: dict[str, Any] = Field({}, description="Extra variables of the chat template.")
     shuffle: bool = Field(True, description="A new order of the rows each epoch.")
     seed: NonNegativeInt | None = Field(None, description="Seed of the order; null = trainer.seed.")

@@ -7,10 +7,10 @@ the schema before Hydra sees them, so a misspelt key gets its nearest neighbour,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,6 +32,7 @@ ShapeReader = Callable[[Path], ModelConfig]
 """Folder of a Hugging Face checkpoint -> the shape its config.json describes."""
 
 CONFIG_PACKAGE = "hydra_conf"
+PACKAGE_PATH = "pkg://"
 SEARCH_PATH = "hydra.searchpath"
 
 
@@ -62,6 +63,7 @@ def compose(overrides: Sequence[str], read_shape: ShapeReader | None = None) -> 
     keys = all_keys()
     parsed = _parse(overrides)
     container = _compose_container(_checked(parsed, keys))
+    container["model"]["tokenizer_path"] = _packaged(container["model"].get("tokenizer_path"))
     if read_shape is not None:
         explicit = {override.key_or_group: override.value() for override in parsed}
         apply_checkpoint_shape(container, explicit, read_shape)
@@ -69,11 +71,6 @@ def compose(overrides: Sequence[str], read_shape: ShapeReader | None = None) -> 
         return RunConfig.model_validate(container)
     except ValidationError as failure:
         raise ConfigError(typing_errors.messages(failure, keys)) from None
-
-
-def to_yaml(config: RunConfig) -> str:
-    """The configuration as YAML in schema order."""
-    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120))
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -105,7 +102,7 @@ def _grammar_problem(text: str, reason: str) -> str:
     if value.startswith("["):
         return (
             f"{key}: cannot read the list {value} ({reason}); items with '=', ',', ':', spaces or non-ASCII letters need "
-            f"quotes of their own, the whole in single quotes: '{key}=[\"first\",\"second\"]'"
+            f'quotes of their own, the whole in single quotes: \'{key}=["first","second"]\''
         )
     return (
         f"{key}: cannot read the value {value} ({reason}); a value with '=', ',', brackets or non-ASCII letters needs "
@@ -129,9 +126,7 @@ def _checked(parsed: list[Override], keys: dict[str, SchemaKey]) -> list[str]:
     return rewritten
 
 
-def _problem(
-    override: Override, groups: dict[str, list[str]], keys: dict[str, SchemaKey], own_folders: bool
-) -> str | None:
+def _problem(override: Override, groups: dict[str, list[str]], keys: dict[str, SchemaKey], own_folders: bool) -> str | None:
     key, text = override.key_or_group, str(override.input_line)
     if override.is_sweep_override():
         return f"{key}: one run takes one value; a text with a comma needs quotes, {_quoted(text)}, and a list brackets"
@@ -153,6 +148,14 @@ def _choice_problem(override: Override, choices: list[str]) -> str | None:
     close = nearest_choice(str(value), choices)
     advice = f" (did you mean {close}?)" if close else ""
     return f"{group}={value}: no such choice{advice}; {group} is one of: {', '.join(choices)}"
+
+
+def _packaged(path: Any) -> Any:
+    """``pkg://module/name`` -> that file or folder inside the installed package; anything else unchanged."""
+    if not isinstance(path, str) or not path.startswith(PACKAGE_PATH):
+        return path
+    package, _, name = path.removeprefix(PACKAGE_PATH).partition("/")
+    return str(files(package) / name)
 
 
 def _parents(key: str) -> list[str]:

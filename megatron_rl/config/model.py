@@ -50,7 +50,7 @@ class ModelConfig(Section):
         None, description="Hugging Face folder with config.json and safetensors; null = random weights from the shape."
     )
     tokenizer_path: str | None = Field(
-        None, description="Tokenizer folder, tokenizer.json or sentencepiece .model; null = model.path."
+        None, description="Tokenizer folder, tokenizer.json or sentencepiece .model or pkg://package/name; null = model.path."
     )
     chat_template: str | None = Field(None, description="Jinja chat template file that replaces the tokenizer's own.")
     num_layers: PositiveInt = Field(description="Transformer layers.")

@@ -60,3 +60,8 @@ class WeightSyncConfig(Section):
 
     budget_mib: PositiveInt = Field(256, description="Most extra memory a transfer may use per rank, MiB.")
     verify: bool = Field(False, description="Compare checksums of every moved tensor after each sync.")
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        return self.budget_mib * 2**20

@@ -44,7 +44,8 @@ class TrainedRoleConfig(Section):
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer.")
     recompute: RecomputeConfig = Field(RecomputeConfig(), description="Activation recomputation.")
     use_dynamic_bsz: bool = Field(
-        True, description="Cut micro-batches by tokens (ppo_max_token_len_per_gpu), else by sequences. Never changes the result."
+        True,
+        description="Cut micro-batches by tokens (ppo_max_token_len_per_gpu), else by sequences; same result.",
     )
     ppo_max_token_len_per_gpu: PositiveInt = Field(16384, description="Tokens in one packed micro-batch.")
     ppo_micro_batch_size_per_gpu: PositiveInt | None = Field(
@@ -106,12 +107,12 @@ class TrainerConfig(Section):
     total_training_steps: PositiveInt | None = Field(None, description="Steps; null = total_epochs over the data.")
     total_epochs: PositiveInt = Field(1, description="Passes over the prompts where total_training_steps is null.")
     save_freq: int = Field(-1, description="Save every so many steps and at the end; -1 = never.")
-    max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older complete checkpoints are removed; null = keep all.")
+    max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null = keep all.")
     save_hf_at_end: bool = Field(False, description="Export the final policy as a Hugging Face folder.")
     test_freq: int = Field(-1, description="Validate every so many steps; -1 = never.")
     val_before_train: bool = Field(True, description="Validate before the first step (where there is validation data).")
     val_at_end: bool = Field(True, description="Validate after the last step (where there is validation data).")
-    resume_mode: Literal["auto", "disable", "path"] = Field("auto", description="auto = newest complete checkpoint of this run.")
+    resume_mode: Literal["auto", "disable", "path"] = Field("auto", description="auto = newest complete checkpoint.")
     resume_path: str | None = Field(None, description="Checkpoint folder for resume_mode=path.")
     logger: list[Literal["console", "wandb", "tensorboard"]] = Field(["console"], description="Sinks; JSONL is always written.")
     log_samples: NonNegativeInt = Field(4, description="Rollouts per step kept in samples.jsonl.")

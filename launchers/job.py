@@ -1,0 +1,31 @@
+"""What is to be started, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKER_MODULE = "megatron_rl.cli.worker"
+"""Module every rank runs, with the task and the run folder as arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One start of a task.
+
+    Example: ``JobSpec(task="train", run_dir=Path("outputs/p/e/20260101-120000-3fa1"), ranks_per_node=2)``.
+    """
+
+    task: str
+    run_dir: Path
+    ranks_per_node: int
+    module: str = WORKER_MODULE
+    master_addr: str | None = None
+    """Rendezvous host; None = this machine."""
+    master_port: int | None = None
+    """Rendezvous port; None = a free one."""
+
+    @property
+    def logs_dir(self) -> Path:
+        """Folder of the console log and of each rank's output."""
+        return self.run_dir / "logs"

@@ -1,0 +1,68 @@
+"""One folder per attempt: made by one process, found by all ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+
+from launchers.environment import OutsideLaunch
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.run_files import CONFIG_JSON, experiment_dir, write_run_config
+
+LATEST = "latest"
+
+
+def create_run_folder(config: RunConfig, now: datetime | None = None) -> Path:
+    """Make a new folder ``<time>-<random>`` with the configuration in it, and point ``latest`` at it."""
+    parent = experiment_dir(config)
+    moment = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+    run_dir = parent / f"{moment}-{token_hex(3)}"
+    try:
+        run_dir.mkdir(parents=True)
+    except OSError as failure:
+        raise ConfigError([f"trainer.output_dir={config.trainer.output_dir}: cannot make {run_dir}: {failure}"]) from None
+    write_run_config(config, run_dir)
+    _replace_link(parent / LATEST, run_dir.name)
+    return run_dir
+
+
+def agree_on_run_folder(config: RunConfig, launch: OutsideLaunch, timeout_s: float = 120.0) -> Path:
+    """The folder rank 0 made for this attempt; ranks meet in a file named after the attempt, on the shared file system.
+
+    Raises:
+        ConfigError: rank 0 did not publish a folder in time, or runs another configuration.
+    """
+    meeting = experiment_dir(config) / ".attempts" / sha256(launch.attempt.encode()).hexdigest()[:16]
+    if launch.rank == 0:
+        run_dir = create_run_folder(config)
+        meeting.parent.mkdir(exist_ok=True)
+        partial = meeting.with_suffix(".partial")
+        partial.write_text(run_dir.name)
+        os.replace(partial, meeting)
+        return run_dir
+    deadline = time.monotonic() + timeout_s
+    while not meeting.exists():
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                [
+                    f"trainer.output_dir={config.trainer.output_dir}: rank {launch.rank} waited {timeout_s:.0f} s for rank 0 "
+                    "to make the run folder there; it must be one folder that all nodes share"
+                ]
+            )
+        time.sleep(0.05)
+    run_dir = experiment_dir(config) / meeting.read_text()
+    if (run_dir / CONFIG_JSON).read_text() != config.model_dump_json(indent=2) + "\n":
+        raise ConfigError([f"rank {launch.rank} was given other overrides than rank 0 (see {run_dir / CONFIG_JSON})"])
+    return run_dir
+
+
+def _replace_link(link: Path, target: str) -> None:
+    """Point a relative symlink at ``target``; at no moment is there none."""
+    partial = link.with_name(f".{link.name}.{token_hex(4)}")
+    partial.symlink_to(target)
+    os.replace(partial, link)

@@ -1,0 +1,126 @@
+"""Running torchrun as a child: its output copied to a log, signals passed on, its failure explained."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+EXIT_CODE_REQUEUE = 85
+"""Exit code of ranks that saved because they were told to stop; no failure."""
+_PR_SET_PDEATHSIG = 1
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def run_supervised(command: list[str], environment: Mapping[str, str], logs_dir: Path) -> int:
+    """Start ``command``, copy its output to the console and to ``console.log``, and wait.
+
+    The first SIGINT, SIGTERM or SIGUSR1 is handed to the ranks themselves, so that they can save and leave at a step's
+    end; a second one ends torchrun, a third kills it. The child dies with this process.
+
+    Returns:
+        0, the exit code of the rank that failed first, or 128 + signal number.
+    """
+    logs_dir.mkdir(parents=True, exist_ok=True)
+    with (logs_dir / "console.log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which decides what to pass on
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        assert child.stdout is not None
+        with _forwarding(child):
+            tail = _copy(child.stdout, log)
+            code = child.wait()
+    return _explained(code, tail, logs_dir)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    received = 0
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received == 1:
+            gentle = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+            print(f"\n{signal.Signals(number).name}: the ranks stop after this step; once more to stop now", file=sys.stderr)
+            _signal_ranks(child, gentle)
+        elif received == 2:
+            child.terminate()
+        else:
+            child.kill()
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _signal_ranks(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal torchrun's own children; torchrun itself would stop them after half a minute, saved or not."""
+    ranks = _children(child.pid)
+    if not ranks:
+        child.send_signal(signal.SIGTERM)
+    for pid in ranks:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _children(pid: int) -> list[int]:
+    listing = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listing.read_text().split()] if listing.exists() else []
+
+
+def _copy(stream: IO[bytes], log: IO[bytes]) -> list[str]:
+    """Copy bytes as they come (progress bars have no line ends); return the last lines."""
+    tail: deque[bytes] = deque(maxlen=64)
+    while chunk := os.read(stream.fileno(), 65536):
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+        log.write(chunk)
+        log.flush()
+        tail.append(chunk)
+    return b"".join(tail).decode(errors="replace").splitlines()
+
+
+def _explained(code: int, tail: list[str], logs_dir: Path) -> int:
+    if code == 0:
+        return 0
+    found = _ROOT_CAUSE.search("\n".join(tail))
+    if found is None:
+        return code if code > 0 else 128 - code
+    rank, rank_code = int(found[1]), int(found[2])
+    if rank_code != EXIT_CODE_REQUEUE:
+        print(_first_failure(rank, rank_code, logs_dir), file=sys.stderr)
+    return rank_code if rank_code > 0 else 128 - rank_code
+
+
+def _first_failure(rank: int, code: int, logs_dir: Path) -> str:
+    ended = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    logs = sorted(logs_dir.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    lines = [f"error: rank {rank} failed first ({ended}); all output is in {logs_dir}"]
+    if logs:
+        lines += [f"  rank {rank} | {line}" for line in logs[-1].read_text(errors="replace").splitlines()[-20:]]
+    return "\n".join(lines)

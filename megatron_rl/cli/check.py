@@ -1,0 +1,79 @@
+"""``megatron-rl check``: everything that can be known before a model loads, without torch."""
+
+from __future__ import annotations
+
+import os
+from typing import cast, get_args
+
+from launchers.environment import num_visible_gpus
+from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.batch_arithmetic import batch_arithmetic
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.validate import notes, validate
+from megatron_rl.config.world import Task, ranks_per_node
+from megatron_rl.estimator.rank_memory import GIB, RankMemory, rank_memory
+
+_DATA_KEYS = ("data.", "model.path", "model.tokenizer", "model.chat_template")
+
+
+def run(argv: list[str]) -> int:
+    """Check a configuration; ``--task=sft`` and the like check for another task than train.
+
+    Raises:
+        ConfigError: every problem at once.
+    """
+    task, overrides = _split_task(argv)
+    config = compose_run(overrides)
+    gpus = num_visible_gpus(os.environ) if config.trainer.device != "cpu" else 0
+    on_gpu = config.trainer.device == "cuda" or gpus > 0 or config.launcher.gpu_memory_gib is not None
+    world = ranks_per_node(config, gpus, task) * config.trainer.nnodes
+    problems = validate(config, task=task, world_size=world)
+    shard = ""
+    if task == "train":
+        shard, shard_problems = _rendered_shard(config, problems)
+        problems += shard_problems
+    memory = rank_memory(config, world, on_gpu=on_gpu)
+    problems += _memory_problems(config, memory, on_gpu)
+    if problems:
+        raise ConfigError(problems)
+    print(f"ok: {task} {config.model.name} with {config.algorithm.name} on {world} ranks")
+    if task == "train":
+        print(f"batches\n{batch_arithmetic(config, world).table()}")
+        print(f"memory of one rank, guessed\n{memory.table()}")
+        print(f"data: {shard}")
+    for note in notes(config) if task == "train" else ():
+        print(f"note: {note}")
+    return 0
+
+
+def _split_task(argv: list[str]) -> tuple[Task, list[str]]:
+    named = [argument.removeprefix("--task=") for argument in argv if argument.startswith("--task=")]
+    task = named[-1] if named else "train"
+    if task not in get_args(Task):
+        raise ConfigError([f"--task={task}: no such task; tasks are {', '.join(get_args(Task))}"])
+    return cast(Task, task), [argument for argument in argv if not argument.startswith("--task=")]
+
+
+def _rendered_shard(config: RunConfig, known: list[str]) -> tuple[str, list[str]]:
+    """Summary of the first rows as the trainer would see them, and what is wrong with them."""
+    if any(problem.startswith(_DATA_KEYS) for problem in known):
+        return "", []  # named already; rendering would only repeat it
+    from megatron_rl.data.prompts import render_one_shard
+
+    try:
+        return render_one_shard(config).summary, []
+    except ValueError as failure:
+        return "", [str(failure)]
+
+
+def _memory_problems(config: RunConfig, memory: RankMemory, on_gpu: bool) -> list[str]:
+    card_gib = config.launcher.gpu_memory_gib
+    if card_gib is None or not on_gpu or memory.least_bytes <= card_gib * GIB:
+        return []
+    name, size = max(memory.parts, key=lambda part: part[1])
+    return [
+        f"launcher.gpu_memory_gib={card_gib:g}: one rank needs at least {memory.least_bytes / GIB:.1f} GiB, most of it "
+        f"{name} ({size / GIB:.1f} GiB); raise parallel.tensor or pipeline, lower ppo_max_token_len_per_gpu or "
+        "rollout.gpu_memory_utilization, or set recompute.granularity=full"
+    ]

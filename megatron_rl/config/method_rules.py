@@ -1,0 +1,88 @@
+"""Rules about the method: estimator against roles, sampling against the loss, lengths, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.training import OptimConfig
+from megatron_rl.config.world import max_model_len
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
+"""Estimators that compare the answers to one prompt with each other."""
+
+
+def algorithm_problems(config: RunConfig) -> Iterator[str]:
+    """Estimator, critic and clip ranges."""
+    estimator, n = config.algorithm.adv_estimator, config.rollout.n
+    if estimator in GROUP_ESTIMATORS and n < 2:
+        yield (
+            f"rollout.n={n} with algorithm.adv_estimator={estimator}: a group of one has no other answer to compare with; "
+            "use rollout.n of 2 or more"
+        )
+    if estimator == "gae" and not config.uses_critic:
+        yield "critic.enable=false with algorithm.adv_estimator=gae: GAE needs values; use null, or another estimator"
+    low = config.actor.clip_ratio_low or config.actor.clip_ratio
+    if low >= 1.0:
+        key = "actor.clip_ratio_low" if config.actor.clip_ratio_low else "actor.clip_ratio"
+        yield f"{key}={low} must be below 1: the ratio is clipped to 1 - {low} from below"
+    if config.critic.warmup_steps > 0 and not config.uses_critic:
+        yield f"critic.warmup_steps={config.critic.warmup_steps} without a critic: the policy would wait for nothing"
+
+
+def sampling_problems(config: RunConfig) -> Iterator[str]:
+    """Lengths, and what the engine samples against what the trainer scores."""
+    data, rollout, model = config.data, config.rollout, config.model
+    longest = data.max_prompt_length + data.max_response_length
+    if rollout.max_model_len is not None and longest > rollout.max_model_len:
+        yield (
+            f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} "
+            f"= {longest} exceeds rollout.max_model_len={rollout.max_model_len}"
+        )
+    if max_model_len(config) > model.max_position_embeddings:
+        key = "rollout.max_model_len" if rollout.max_model_len else "data.max_prompt_length + data.max_response_length"
+        yield (
+            f"{key} = {max_model_len(config)} exceeds model.max_position_embeddings={model.max_position_embeddings}, "
+            f"the longest sequence {model.name} was made for"
+        )
+    for key, top_k in (("rollout.top_k", rollout.top_k), ("rollout.val_kwargs.top_k", rollout.val_kwargs.top_k)):
+        if top_k == 0 or top_k < -1:
+            yield f"{key}={top_k}: use -1 for all tokens, or 1 and more"
+    truncated = [f"rollout.top_p={rollout.top_p}"] if rollout.top_p < 1.0 else []
+    truncated += [f"rollout.top_k={rollout.top_k}"] if rollout.top_k > 0 else []
+    if truncated:
+        yield (
+            f"{' and '.join(truncated)}: training samples must come from the whole distribution, because the trainer scores "
+            "them under it and the importance ratio would compare unlike things; use top_p=1, top_k=-1 "
+            "(rollout.val_kwargs may truncate)"
+        )
+    if rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        yield (
+            f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below rollout.max_num_seqs="
+            f"{rollout.max_num_seqs}: every sequence decodes one token per iteration"
+        )
+
+
+def schedule_problems(config: RunConfig) -> Iterator[str]:
+    """Optimizer schedules, saving, validating, resuming."""
+    yield from _optim_problems("actor.optim", config.actor.optim)
+    if config.uses_critic:
+        yield from _optim_problems("critic.optim", config.critic.optim)
+    trainer = config.trainer
+    for key, every in (("trainer.save_freq", trainer.save_freq), ("trainer.test_freq", trainer.test_freq)):
+        if every == 0 or every < -1:
+            yield f"{key}={every}: use -1 for never, or a number of steps"
+    if trainer.resume_mode == "path" and trainer.resume_path is None:
+        yield "trainer.resume_mode=path needs trainer.resume_path"
+    if trainer.resume_mode != "path" and trainer.resume_path is not None:
+        yield f"trainer.resume_path is ignored with trainer.resume_mode={trainer.resume_mode}; use resume_mode=path"
+
+
+def _optim_problems(key: str, optim: OptimConfig) -> Iterator[str]:
+    if not all(0.0 <= beta < 1.0 for beta in optim.betas):
+        yield f"{key}.betas={list(optim.betas)}: each must lie in [0, 1)"
+    if optim.min_lr > optim.lr:
+        yield f"{key}.min_lr={optim.min_lr} exceeds {key}.lr={optim.lr}"
+    decays = optim.lr_decay_steps
+    if decays is not None and decays <= optim.lr_warmup_steps:
+        yield f"{key}.lr_decay_steps={decays} must exceed {key}.lr_warmup_steps={optim.lr_warmup_steps}"
