@@ -130,6 +130,9 @@ def install_cpu_runtime() -> bool:
         return False
     if torch.cuda.current_stream is _NullStream:
         return True
+    # Imported first: this module calls torch.compile as it loads, for which torch classifies every function of
+    # torch.cuda, once. It must see its own functions and not the answers below.
+    import megatron.core.fusions.fused_cross_entropy  # noqa: F401
     from megatron.core.tensor_parallel import random as megatron_random
 
     for name, answer in _TORCH_CUDA.items():
