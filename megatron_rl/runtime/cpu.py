@@ -100,24 +100,25 @@ def _set_rng_state(new_state: torch.Tensor, device: object = "cuda", **kwargs: A
     torch.set_rng_state(new_state)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _nothing() -> Callable[..., None]:
+    """A new function that does nothing: torch.compile files each function under one name and refuses a shared one."""
+    return lambda *args, **kwargs: None
 
 
 _TORCH_CUDA: dict[str, Any] = {
     "current_device": lambda: _CPU,
-    "set_device": _nothing,
-    "synchronize": _nothing,
-    "empty_cache": _nothing,
+    "set_device": _nothing(),
+    "synchronize": _nothing(),
+    "empty_cache": _nothing(),
     "current_stream": _NullStream,
-    "default_stream": _NullStream,
-    "set_stream": _nothing,
+    "default_stream": lambda device=None: _NullStream(),
+    "set_stream": _nothing(),
     "stream": lambda stream: stream if stream is not None else _NullStream(),
     "Stream": _NullStream,
     "Event": _NullEvent,
     "get_rng_state": _get_rng_state,
     "set_rng_state": _set_rng_state,
-    "manual_seed": torch.manual_seed,
+    "manual_seed": lambda seed: torch.manual_seed(seed),
 }
 
 
@@ -130,15 +131,12 @@ def install_cpu_runtime() -> bool:
         return False
     if torch.cuda.current_stream is _NullStream:
         return True
-    # Imported first: this module calls torch.compile as it loads, for which torch classifies every function of
-    # torch.cuda, once. It must see its own functions and not the answers below.
-    import megatron.core.fusions.fused_cross_entropy  # noqa: F401
     from megatron.core.tensor_parallel import random as megatron_random
 
     for name, answer in _TORCH_CUDA.items():
         setattr(torch.cuda, name, answer)
-    torch.cuda.random.get_rng_state = _get_rng_state
-    torch.cuda.random.set_rng_state = _set_rng_state
+    torch.cuda.random.get_rng_state = lambda device="cuda": _get_rng_state()
+    torch.cuda.random.set_rng_state = lambda new_state, device="cuda": _set_rng_state(new_state)
     megatron_random._get_cuda_rng_state = _get_rng_state
     megatron_random._set_cuda_rng_state = _set_rng_state
     _CudaMeansCpu().__enter__()
