@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron_rl.types.metrics import Metric, Metrics
-
 _EQUAL_ULPS = 4.0
 """Rewards this close (float32 units in the last place of the largest) are equal: their difference is rounding."""
 
@@ -31,11 +29,11 @@ class GroupStats:
     num_groups: int
     """Groups with a valid sample."""
     num_zero_variance_groups: int
-    """Those whose rewards tell nothing: all equal, or a single one."""
+    """Those with two or more valid samples whose rewards are all equal."""
 
     @property
     def zero_variance_frac(self) -> float:
-        """Share of groups that give no gradient; 0 without groups."""
+        """Share of groups with all rewards equal; single samples, as PPO draws them, are not such groups."""
         return self.num_zero_variance_groups / max(self.num_groups, 1)
 
 
@@ -73,18 +71,8 @@ def group_stats(rewards_B: Tensor, group_ids_B: Tensor, valid_B: Tensor, weights
         count_B=count[index].to(device),
         informative_B=(informative[index] & valid).to(device),
         num_groups=int((count > 0).sum()),
-        num_zero_variance_groups=int(((count > 0) & ~informative).sum()),
+        num_zero_variance_groups=int(((count >= 2) & ~informative).sum()),
     )
-
-
-def group_metrics(stats: GroupStats) -> Metrics:
-    """``group/frac_zero_std`` and ``group/count``; nothing where every group is a single sample by design."""
-    if not bool((stats.count_B > 1).any()):
-        return {}
-    return {
-        "group/frac_zero_std": Metric(stats.zero_variance_frac, "mean", weight=float(stats.num_groups)),
-        "group/count": Metric(float(stats.num_groups), "sum"),
-    }
 
 
 def _spread(rewards: Tensor, valid: Tensor, index: Tensor, num_groups: int) -> Tensor:

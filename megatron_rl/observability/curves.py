@@ -58,9 +58,16 @@ def smooth(values: Sequence[float], decay: float = 0.8) -> list[float]:
 
 
 def _annotate_ends(axes: Axes, steps: Sequence[int], values: Sequence[float]) -> None:
-    for i in sorted({0, len(steps) - 1}):
+    ends = {0: "left", len(steps) - 1: "right"}
+    for i, alignment in ends.items():
         axes.annotate(
-            f"{values[i]:.2f}", (steps[i], values[i]), xytext=(0, 7), textcoords="offset points", ha="center", color=_ORANGE
+            f"{values[i]:.2f}",
+            (steps[i], values[i]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha=alignment,
+            color=_ORANGE,
+            weight="bold",
         )
 
 

@@ -36,11 +36,11 @@ RULES: tuple[HealthRule, ...] = (
         "group/frac_zero_std",
         0.9,
         3,
-        "in most groups all samples earn the same reward, which gives no gradient: choose easier or harder prompts, "
+        "in most groups all samples earn the same reward, which gives a group baseline no gradient: choose easier or harder prompts, "
         "raise rollout.n, or check the reward function",
     ),
     HealthRule(
-        "perf/mfu",
+        "perf/mfu_actor",
         1.0,
         1,
         "more FLOP/s than the device has: its peak, the token counts or the timers are wrong",

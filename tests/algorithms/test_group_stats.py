@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_rl.algorithms.group_stats import group_metrics, group_stats
-from megatron_rl.types.metrics import to_floats
+from megatron_rl.algorithms.group_stats import group_stats
 
 
 def stats(rewards, groups, valid=None):
@@ -20,7 +19,7 @@ def test_group_stats_matches_hand_computed():
     torch.testing.assert_close(result.std_B, torch.tensor([2**0.5, 0.0, 2**0.5]).double())
     assert result.count_B.tolist() == [2, 1, 2]
     assert result.informative_B.tolist() == [True, False, True]
-    assert (result.num_groups, result.num_zero_variance_groups, result.zero_variance_frac) == (2, 1, 0.5)
+    assert (result.num_groups, result.num_zero_variance_groups, result.zero_variance_frac) == (2, 0, 0.0)
 
 
 def test_group_stats_ignores_invalid_samples():
@@ -35,9 +34,6 @@ def test_group_stats_of_nothing_is_empty():
     assert result.zero_variance_frac == 0.0 and result.mean_B.shape == (0,)
 
 
-def test_group_metrics_reports_groups_without_signal():
-    assert to_floats(group_metrics(stats([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1]))) == {"group/frac_zero_std": 0.5, "group/count": 2}
-
-
-def test_group_metrics_of_single_samples_is_empty():
-    assert group_metrics(stats([1.0, 0.0], [0, 1])) == {}
+def test_zero_variance_frac_leaves_single_samples_out():
+    assert stats([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1]).zero_variance_frac == 0.5
+    assert stats([1.0, 0.0], [0, 1]).zero_variance_frac == 0.0

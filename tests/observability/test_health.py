@@ -37,5 +37,5 @@ def test_health_ignores_missing_and_nan_metrics():
 
 
 def test_utilisation_above_one_warns_at_once():
-    (warning,) = observe(1.2, metric="perf/mfu")
+    (warning,) = observe(1.2, metric="perf/mfu_actor")
     assert "wrong" in warning

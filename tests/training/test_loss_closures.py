@@ -133,7 +133,7 @@ def test_policy_loss_matches_hand_computed():
             "actor/pg_clipfrac_lower": 0.0,
             "actor/ppo_kl": 0.0,
             "actor/max_ratio_deviation": 0.0,
-            "actor/entropy": 0.75,
+            "actor/entropy_loss": 1.5,
             "actor/kl_loss": 0.25,
             "actor/loss": -0.55,
         }
