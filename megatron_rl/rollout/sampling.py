@@ -112,21 +112,27 @@ def _read_json(path: Path) -> dict[str, object]:
     return content
 
 
-def read_eos_token_ids(model_folder: Path | None, tokenizer_eos_ids: Iterable[int]) -> tuple[int, ...]:
-    """All ids that end a response: of ``generation_config.json``, ``config.json`` and the tokenizer together.
-
-    The engine appends the ids of these files to whatever it is told, so the trainer must know the same set: a
-    response stopped by any of them is complete, not truncated.
-    """
-    found = set(tokenizer_eos_ids)
-    files = () if model_folder is None else (model_folder / "generation_config.json", model_folder / "config.json")
-    for file in files:
-        ids = _read_json(file).get("eos_token_id")
+def engine_eos_token_ids(model_folder: Path) -> tuple[int, ...]:
+    """Ids that end a response whatever is asked for: the engine adds them from the model's configuration files."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(model_folder / name).get("eos_token_id")
         if isinstance(ids, int):
             found.add(ids)
         elif isinstance(ids, list):
             found.update(ids)
     return tuple(sorted(found))
+
+
+def require_same_eos(settings: SamplingSettings, model_folder: Path) -> None:
+    """Raise ValueError where the engine would stop at an id the trainer does not count as the end of a response."""
+    unknown = sorted(set(engine_eos_token_ids(model_folder)) - set(settings.stop_token_ids))
+    if unknown and not settings.ignore_eos:
+        raise ValueError(
+            f"model.path={model_folder} ends responses at ids {unknown} (eos_token_id of generation_config.json and "
+            f"config.json), but the run's EOS ids are {list(settings.stop_token_ids)}: take them from these files and the "
+            f"tokenizer together"
+        )
 
 
 def generation_config_differences(model_folder: Path, settings: SamplingSettings) -> dict[str, tuple[object, object]]:

@@ -24,7 +24,7 @@ from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
 from megatron_rl.rollout.outputs import Completion
 from megatron_rl.rollout.process_isolation import isolated_rng, preserved_process_settings
-from megatron_rl.rollout.sampling import SamplingSettings, generation_config_differences
+from megatron_rl.rollout.sampling import SamplingSettings, generation_config_differences, require_same_eos
 from megatron_rl.rollout.shared_memory import new_identity, sweep_leftovers, unlink_segments
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 from megatron_rl.rollout.weight_state import WeightState
@@ -110,7 +110,7 @@ class VllmEngine:
         self._state.require_ready()
         assert len(prompts) == len(seeds), (len(prompts), len(seeds))
         self._require_room(prompts, settings)
-        self._warn_about_model_defaults(settings)
+        self._compare_with_model_defaults(settings)
         with isolated_rng(self._spec.device):
             return self._generate(prompts, settings, seeds)
 
@@ -162,16 +162,16 @@ class VllmEngine:
                     f"minus data.max_response_length={settings.max_new_tokens} leaves room for 1 to {room}"
                 )
 
-    def _warn_about_model_defaults(self, settings: SamplingSettings) -> None:
+    def _compare_with_model_defaults(self, settings: SamplingSettings) -> None:
+        folder = self._spec.model_folder
+        require_same_eos(settings, folder)
         if self._warned_about_defaults:
             return
         self._warned_about_defaults = True
-        differences = generation_config_differences(self._spec.model_folder, settings)
+        differences = generation_config_differences(folder, settings)
         if differences and dist.get_rank() == 0:
             listed = ", ".join(f"{name} {theirs} (used: {ours})" for name, (theirs, ours) in differences.items())
-            _LOG.warning(
-                "%s/generation_config.json recommends other sampling; it is ignored: %s", self._spec.model_folder, listed
-            )
+            _LOG.warning("%s/generation_config.json recommends other sampling; it is ignored: %s", folder, listed)
 
     def _generate(
         self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, seeds: Sequence[int]
