@@ -8,6 +8,8 @@ Shape suffixes: B samples, S padded tokens.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -83,6 +85,8 @@ def mismatch_metrics(old_logprobs_BS: Tensor, rollout_logprobs_BS: Tensor, mask_
         "rollout_ppl": masked_mean(_perplexity_B(rollout_logprobs_BS, mask_BS), rows_B),
         "chi2_token": masked_mean(_bounded_exp(2 * log_ratio) - 1, mask_BS),
         "chi2_seq": masked_mean(_bounded_exp(2 * log_ratio.sum(dim=1)) - 1, rows_B),
+        "ratio_p01": _bounded_exp(_percentile(log_ratio, mask_BS, 0.01)),
+        "ratio_p99": _bounded_exp(_percentile(log_ratio, mask_BS, 0.99)),
         "ratio_max": keep(_bounded_exp(log_ratio), mask_BS).max(),
     }
     return {f"rollout_corr/{name}": Metric(float(value)) for name, value in values.items()}
@@ -105,6 +109,14 @@ def weight_metrics(weights_BS: Tensor, mask_BS: Tensor, threshold: float) -> Met
 def _perplexity_B(logprobs_BS: Tensor, mask_BS: Tensor) -> Tensor:
     mean_B = keep(logprobs_BS.double(), mask_BS).sum(dim=1) / mask_BS.sum(dim=1).clamp(min=1)
     return _bounded_exp(-mean_B)
+
+
+def _percentile(x: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Smallest counted value that at least ``share`` of the counted values do not exceed; 0 for an empty mask."""
+    counted = x[mask]
+    if counted.numel() == 0:
+        return x.new_zeros(())
+    return counted.kthvalue(max(1, math.ceil(share * counted.numel()))).values
 
 
 def _pearson(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ RULES: tuple[HealthRule, ...] = (
         "group/frac_zero_std",
         0.9,
         3,
-        "in most groups all samples earn the same reward, which gives a group baseline no gradient: choose easier or harder prompts, "
-        "raise rollout.n, or check the reward function",
+        "in most groups all samples earn the same reward, which gives a group baseline no gradient: choose easier or "
+        "harder prompts, raise rollout.n, or check the reward function",
     ),
     HealthRule(
         "perf/mfu_actor",
@@ -46,6 +46,17 @@ RULES: tuple[HealthRule, ...] = (
         "more FLOP/s than the device has: its peak, the token counts or the timers are wrong",
     ),
 )
+
+
+def mismatch_rule(limit: float) -> HealthRule:
+    """Rule for ``rollout.mismatch_warn_threshold``, nats."""
+    return HealthRule(
+        "rollout_corr/logprob_diff_mean",
+        limit,
+        1,
+        "trainer and engine disagree on the sampled tokens: check that every weight sync ran, that rollout.top_p and "
+        "rollout.top_k are off, and the engine's precision",
+    )
 
 
 class HealthMonitor:

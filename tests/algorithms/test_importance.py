@@ -47,6 +47,8 @@ def test_mismatch_metrics_match_golden_values():
         "chi2_seq": -0.006291,
         "logprob_diff_mean": 0.32,
         "logprob_diff_max": 0.7,
+        "ratio_p01": 0.496585,
+        "ratio_p99": 1.648721,
     }
     for name, value in expected.items():
         assert metrics[f"rollout_corr/{name}"].value == pytest.approx(value, abs=1e-6), name

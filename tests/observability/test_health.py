@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_rl.observability.health import HealthMonitor
+from megatron_rl.observability.health import HealthMonitor, mismatch_rule
 from megatron_rl.types.metrics import Metric
 
 
@@ -39,3 +39,11 @@ def test_health_ignores_missing_and_nan_metrics():
 def test_utilisation_above_one_warns_at_once():
     (warning,) = observe(1.2, metric="perf/mfu_actor")
     assert "wrong" in warning
+
+
+def test_mismatch_above_its_threshold_warns_at_once():
+    warnings: list[str] = []
+    monitor = HealthMonitor(warnings.append, rules=[mismatch_rule(0.05)])
+    for value in (0.01, 0.2, 0.3):
+        monitor.observe({"rollout_corr/logprob_diff_mean": Metric(value)})
+    assert len(warnings) == 1 and "weight sync" in warnings[0]
