@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand. Example: ``Command("megatron_rl.cli.train:run", "train a policy")``."""
+    """One subcommand. Example: ``Command("megatron_rl.cli.tasks:train", "train a policy")``."""
 
     target: str
     """``module:function``; the function takes the remaining arguments and returns an exit code."""
@@ -28,12 +28,12 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command("megatron_rl.cli.train:run", "train a policy with reinforcement learning"),
+    "train": Command("megatron_rl.cli.tasks:train", "train a policy with reinforcement learning"),
     "check": Command("megatron_rl.cli.check:run", "validate a configuration in seconds: no torch, no GPU, no model"),
-    "sft": Command("megatron_rl.cli.sft:run", "fine-tune on prompt/response pairs"),
-    "generate": Command("megatron_rl.cli.generate:run", "sample answers to a data set into a JSONL file"),
-    "evaluate": Command("megatron_rl.cli.evaluate:run", "score a policy on the validation prompts"),
-    "convert": Command("megatron_rl.cli.convert:run", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
+    "sft": Command("megatron_rl.cli.tasks:sft", "fine-tune on prompt/response pairs"),
+    "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
+    "evaluate": Command("megatron_rl.cli.tasks:evaluate", "score a policy on the validation prompts"),
+    "convert": Command("megatron_rl.cli.tasks:convert", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
     "plan": Command("megatron_rl.cli.plan:run", "show what a weight transfer between two layouts moves"),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }

@@ -27,7 +27,7 @@ def file_problems(config: RunConfig, task: Task) -> Iterator[str]:
             yield "sft.train_files is empty: give JSONL or Parquet files with prompts and responses"
     elif task != "convert":
         yield from _prompt_problems(config, task)
-    if task == "train":
+    if task in ("train", "evaluate"):
         problem = reward_problem(config.reward)
         if problem:
             yield problem
@@ -70,6 +70,10 @@ def _prompt_problems(config: RunConfig, task: Task) -> Iterator[str]:
     yield from _missing_files("data.val_files", data.val_files)
     if data.reasoning_gym is not None and (data.train_files or data.val_files):
         yield "data.reasoning_gym and data.train_files/val_files are both set: prompts come from one of them"
+    if task in ("generate", "evaluate") and data.reasoning_gym is None:
+        split = config.generate.split if task == "generate" else "val"
+        if not (data.val_files if split == "val" else data.train_files):
+            yield f"data.{split}_files is empty and data.reasoning_gym is null: there is nothing to {task}"
     if task == "train":
         yield from _train_source_problems(data)
         if config.trainer.test_freq > 0 and data.reasoning_gym is None and not data.val_files:

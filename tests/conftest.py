@@ -1,0 +1,66 @@
+"""Test session: one thread per process before torch loads, hardware markers, golden files, NaN-filled buffers."""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.environment import num_visible_gpus
+
+NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests whose marker asks for more GPUs than this host shows."""
+    present = num_visible_gpus(os.environ)
+    for item in items:
+        for marker, needed in NUM_GPUS_NEEDED.items():
+            if item.get_closest_marker(marker) and present < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), this host shows {present}"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare text with a golden file; ``--update-golden`` writes it instead."""
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no golden file {path}; make it with: pytest --update-golden"
+        assert text == path.read_text(), f"differs from {path}; if the change is meant, run: pytest --update-golden"
+
+    return compare
+
+
+@pytest.fixture
+def nan_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fill what ``torch.empty`` and ``torch.empty_like`` return with NaN, so that unwritten output fails a comparison."""
+    import torch
+
+    def filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate_filled(*args: Any, **kwargs: Any) -> Any:
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocate_filled
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+    yield
