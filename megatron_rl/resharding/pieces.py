@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron_rl.resharding.boxes import Box
@@ -60,16 +60,16 @@ def merge_adjacent(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     return tuple(merged)
 
 
-def split_piece(piece: Piece, max_elements: int) -> Iterator[Piece]:
-    """Cut a piece into blocks of at most ``max_elements``, along the outermost dim whose rows fit."""
-    if piece.num_elements <= max_elements:
-        yield piece
-        return
-    row = piece.num_elements // piece.shape[0]
-    step = max(1, max_elements // row)
-    for first in range(0, piece.shape[0], step):
-        block = _rows(piece, first, min(first + step, piece.shape[0]))
-        yield from split_piece(block, max_elements)
+def split_head(piece: Piece, max_elements: int) -> list[Piece]:
+    """Cut a piece of more than ``max_elements``, in order, so that the first part has at most that many.
+
+    The cut is between rows of the outermost dim, or inside the first row where not even one fits.
+    """
+    rows = piece.shape[0]
+    taken = max_elements // (piece.num_elements // rows)
+    if taken >= 1:
+        return [_rows(piece, 0, taken), _rows(piece, taken, rows)]
+    return [*split_head(_rows(piece, 0, 1), max_elements), _rows(piece, 1, rows)]
 
 
 def _rows(piece: Piece, first: int, last: int) -> Piece:

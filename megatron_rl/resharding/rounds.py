@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from megatron_rl.resharding.pieces import Piece, split_piece
+from megatron_rl.resharding.pieces import Piece, split_head
 from megatron_rl.resharding.plan import Message, Round, Transfer
 
 NUM_SLOTS = 2
@@ -21,19 +21,23 @@ def slot_elements(budget_bytes: int, itemsize: int) -> int:
 
 
 def cut_messages(pieces: Iterable[Piece], max_elements: int) -> tuple[Message, ...]:
-    """Fill messages of at most ``max_elements`` with pieces, in order."""
+    """Fill messages up to ``max_elements`` with pieces, in order, cutting a piece at a row where it does not fit."""
     messages: list[Message] = []
     held: list[Piece] = []
-    filled = 0
-    for piece in pieces:
-        for block in split_piece(piece, max_elements):
-            if filled + block.num_elements > max_elements:
-                messages.append(Message(tuple(held), filled))
-                held, filled = [], 0
-            held.append(block)
-            filled += block.num_elements
+    room = max_elements
+    waiting = list(pieces)[::-1]
+    while waiting:
+        piece = waiting.pop()
+        if held and room < piece.num_elements // piece.shape[0]:
+            messages.append(Message(tuple(held), max_elements - room))
+            held, room = [], max_elements
+        if piece.num_elements > room:
+            piece, *rest = split_head(piece, room)
+            waiting += reversed(rest)
+        held.append(piece)
+        room -= piece.num_elements
     if held:
-        messages.append(Message(tuple(held), filled))
+        messages.append(Message(tuple(held), max_elements - room))
     return tuple(messages)
 
 
