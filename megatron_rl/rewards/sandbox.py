@@ -73,6 +73,11 @@ class RewardPool:
             self.close()
             raise ValueError(ready.problem)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor, the parent of the workers."""
+        return self._process.pid
+
     def score(self, samples: Sequence[RewardSample]) -> RewardResult:
         """Score a batch; any number of samples, none included.
 
