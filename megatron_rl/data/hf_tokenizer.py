@@ -21,7 +21,7 @@ def _begins_with_bos(fast: FastTokenizer, bos_token_id: int | None, add_bos_toke
 
 
 class HfTokenizer(SpecialTokens):
-    """A fast tokenizer (see :class:`megatron_rl.data.tokenizers.Tokenizer` for the contract)."""
+    """A fast tokenizer (see :class:`megatron_rl.data.tokenizer.Tokenizer` for the contract)."""
 
     def __init__(self, fast: FastTokenizer, settings: TokenizerSettings, where: str) -> None:
         """Wrap ``fast``; ``where`` names it in messages."""

@@ -12,7 +12,7 @@ from megatron_rl.config.run import RunConfig
 from megatron_rl.data.reasoning_gym_source import Split, reasoning_gym_rows
 from megatron_rl.data.rendering import RenderedPrompts, render_prompts
 from megatron_rl.data.sources import SourceRow, read_rows
-from megatron_rl.data.tokenizers import Tokenizer, load_tokenizer
+from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
 
 _SHARD_ROWS = 64
 

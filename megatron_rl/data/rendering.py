@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_rl.config.data import DataConfig
 from megatron_rl.data.sources import SourceRow
-from megatron_rl.data.tokenizers import Tokenizer
+from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.types.prompts import Prompt
 
 _log = logging.getLogger(__name__)

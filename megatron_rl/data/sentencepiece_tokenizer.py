@@ -33,7 +33,7 @@ def _own_special_tokens(processor: sentencepiece.SentencePieceProcessor) -> dict
 
 
 class SentencePieceTokenizer(SpecialTokens):
-    """A sentencepiece vocabulary (see :class:`megatron_rl.data.tokenizers.Tokenizer` for the contract).
+    """A sentencepiece vocabulary (see :class:`megatron_rl.data.tokenizer.Tokenizer` for the contract).
 
     Control symbols inside the text become their ids, as chat templates need; sentencepiece itself would spell them out.
     Text after such a symbol gets no word-start marker, except directly after a leading BOS: there it is the beginning.

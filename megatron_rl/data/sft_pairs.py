@@ -9,7 +9,7 @@ from megatron_rl.config.data import DataConfig
 from megatron_rl.config.training import SftConfig
 from megatron_rl.data.rendering import column, render_prompts
 from megatron_rl.data.sources import SourceRow, read_rows
-from megatron_rl.data.tokenizers import Tokenizer
+from megatron_rl.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class SpecialTokens:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Return the text of a conversation (see :class:`megatron_rl.data.tokenizers.Tokenizer`)."""
+        """Return the text of a conversation (see :class:`megatron_rl.data.tokenizer.Tokenizer`)."""
         if self._template is None:
             raise ValueError(f"{self._where} has no chat template; set model.chat_template to a Jinja file.")
         return self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)

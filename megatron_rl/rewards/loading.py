@@ -32,7 +32,7 @@ class FunctionReward(BaseRewardModel):
 
 
 def _module_of_file(file: Path) -> ModuleType:
-    name = f"megatron_rl_user_reward_{file.stem}"
+    name = f"megatron_rl_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, f"no loader for {file}"
     module = importlib.util.module_from_spec(spec)
@@ -41,18 +41,27 @@ def _module_of_file(file: Path) -> ModuleType:
     return module
 
 
-def _import_target(spec: str) -> Any:
+def load_object(spec: str, key: str) -> Any:
+    """Import what a user names in the configuration.
+
+    Args:
+        spec: ``module:name`` or ``path/file.py:name``.
+        key: Dotted configuration key of ``spec``, for messages.
+
+    Raises:
+        ValueError: It cannot be imported (says what the import raised) or does not exist.
+    """
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
-        raise ValueError(f"reward.function={spec!r}: write module:function or path/file.py:function.")
+        raise ValueError(f"{key}={spec!r}: write module:function or path/file.py:function.")
     if place.endswith(".py") and not Path(place).is_file():
-        raise ValueError(f"reward.function={spec!r}: there is no file {place} (looked in {Path.cwd()}).")
+        raise ValueError(f"{key}={spec!r}: there is no file {place} (looked in {Path.cwd()}).")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
-        raise ValueError(f"reward.function={spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{key}={spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        raise ValueError(f"reward.function={spec!r}: {place} has no {name!r}.")
+        raise ValueError(f"{key}={spec!r}: {place} has no {name!r}.")
     return getattr(module, name)
 
 
@@ -72,7 +81,7 @@ def load_reward(spec: str, kwargs: Mapping[str, Any]) -> BaseRewardModel:
     Raises:
         ValueError: It cannot be imported, is not callable, or does not take the arguments.
     """
-    target = _import_target(spec)
+    target = load_object(spec, "reward.function")
     if not callable(target):
         raise ValueError(f"reward.function={spec!r} is a {type(target).__name__}, not a function or reward class.")
     is_class = inspect.isclass(target)

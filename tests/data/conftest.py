@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_rl.data.byte_tokenizer import write_byte_tokenizer
-from megatron_rl.data.tokenizers import Tokenizer, load_tokenizer
+from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
 from tests.data.tokenizer_folders import write_bpe_folder, write_sentencepiece_model
 
 

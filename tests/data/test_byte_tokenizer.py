@@ -3,7 +3,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from megatron_rl.data.byte_tokenizer import write_byte_tokenizer
-from megatron_rl.data.tokenizers import load_tokenizer
+from megatron_rl.data.tokenizer import load_tokenizer
 
 _TEMPLATE = "Say this: "
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from megatron_rl.data.tokenizers import load_tokenizer
+from megatron_rl.data.tokenizer import load_tokenizer
 from tests.data.tokenizer_folders import CORPUS, TEMPLATE_WITH_BOS, TEMPLATE_WITHOUT_BOS, write_bpe_folder
 
 _TEXTS = [CORPUS[0], CORPUS[3], "two\n\n  spaces </s> and a marker", "<s>begins so"]

@@ -10,7 +10,7 @@ from megatron_rl.config.data import DataConfig
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.data.byte_tokenizer import write_byte_tokenizer
 from megatron_rl.data.prompts import load_prompts, source_rows, tokenizer_of
-from megatron_rl.data.tokenizers import Tokenizer
+from megatron_rl.data.tokenizer import Tokenizer
 
 _SHARD = """
 import sys

@@ -6,7 +6,7 @@ import pytest
 from megatron_rl.config.data import DataConfig
 from megatron_rl.data.rendering import prompt_text, render_prompts
 from megatron_rl.data.sources import SourceRow
-from megatron_rl.data.tokenizers import Tokenizer, load_tokenizer
+from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
 from tests.data.tokenizer_folders import TEMPLATE_WITH_BOS, write_bpe_folder
 
 

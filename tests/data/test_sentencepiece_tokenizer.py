@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_rl.data.tokenizers import Tokenizer, load_tokenizer
+from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
 from tests.data.tokenizer_folders import CORPUS, TEMPLATE_WITH_BOS, TEMPLATE_WITHOUT_BOS
 
 

@@ -4,7 +4,7 @@ from megatron_rl.config.data import DataConfig
 from megatron_rl.data.rendering import render_prompts
 from megatron_rl.data.sft_pairs import make_sft_examples
 from megatron_rl.data.sources import SourceRow
-from megatron_rl.data.tokenizers import Tokenizer
+from megatron_rl.data.tokenizer import Tokenizer
 
 
 def _rows(*pairs: tuple[str, object]) -> list[SourceRow]:
