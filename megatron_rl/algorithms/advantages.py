@@ -187,7 +187,8 @@ ADVANTAGE_ESTIMATORS: dict[str, Callable[[AdvantageInputs], AdvantageEstimate]] 
 
 def _decay(counted_BS: Tensor, factor: float) -> Tensor:
     """``factor`` on counted tokens, 1 on the others: those hand the recurrence through."""
-    return torch.where(counted_BS, factor, 1.0).double()
+    ones_BS = torch.ones(counted_BS.shape, dtype=torch.float64, device=counted_BS.device)
+    return ones_BS.masked_fill(counted_BS, factor)
 
 
 def _centred(inputs: AdvantageInputs, stats: GroupStats) -> Tensor:
