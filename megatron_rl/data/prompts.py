@@ -6,12 +6,15 @@ then serve every epoch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from megatron_rl.config.data import DataConfig
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.data.reasoning_gym_source import Split, reasoning_gym_rows
 from megatron_rl.data.rendering import RenderedPrompts, render_prompts
-from megatron_rl.data.sources import SourceRow, read_rows
+from megatron_rl.data.sources import SourceRow, num_rows, read_rows
+from megatron_rl.data.stream import require_one_batch
 from megatron_rl.data.tokenizer import Tokenizer, load_tokenizer
 
 _SHARD_ROWS = 64
@@ -70,12 +73,46 @@ def load_prompts(data: DataConfig, tokenizer: Tokenizer, split: Split, max_rows:
     return render_prompts(rows, tokenizer, data)
 
 
+def _num_training_rows(data: DataConfig) -> int:
+    if data.train_files:
+        return sum(num_rows(file) for file in data.train_files)
+    return 0 if data.reasoning_gym is None else data.reasoning_gym.train_size
+
+
+def _attempt[T](problems: list[str], action: Callable[[], T]) -> T | None:
+    """Return what ``action`` returns, or note what it objects to."""
+    try:
+        return action()
+    except ValueError as error:
+        problems.append(str(error))
+        return None
+
+
 def render_one_shard(config: RunConfig, max_rows: int = _SHARD_ROWS) -> RenderedPrompts:
-    """Render the first training rows of each source, for ``megatron-rl check``: seconds, no torch, no model.
+    """Render the first training and validation rows of each source, for ``megatron-rl check``: no torch, no model.
+
+    Args:
+        config: The run.
+        max_rows: Rows per file or task.
+
+    Returns:
+        The rendered training rows.
 
     Raises:
-        ValueError: Whatever a full run would meet in those rows or in the tokenizer.
+        ValueError: Whatever a full run would meet in the tokenizer and in those rows, or too few training rows for one
+            batch; every problem on a line of its own.
     """
-    tokenizer = tokenizer_of(config.model)
-    load_prompts(config.data, tokenizer, "val", max_rows)
-    return load_prompts(config.data, tokenizer, "train", max_rows)
+    data, problems = config.data, list[str]()
+    tokenizer = _attempt(problems, lambda: tokenizer_of(config.model))
+    val_rows = _attempt(problems, lambda: source_rows(data, "val", max_rows))
+    train_rows = _attempt(problems, lambda: source_rows(data, "train", max_rows))
+    shard = None
+    if train_rows:
+        _attempt(problems, lambda: require_one_batch(_num_training_rows(data), data.train_batch_size, "data.train_batch_size"))
+    if tokenizer is not None and val_rows:
+        _attempt(problems, lambda: render_prompts(val_rows, tokenizer, data))
+    if tokenizer is not None and train_rows:
+        shard = _attempt(problems, lambda: render_prompts(train_rows, tokenizer, data))
+    if problems or shard is None:
+        raise ValueError("\n".join(problems))
+    return shard

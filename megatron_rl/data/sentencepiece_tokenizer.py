@@ -16,10 +16,10 @@ from megatron_rl.data.tokenizer_files import TokenizerSettings
 
 def _without_dummy_prefix(model: bytes) -> bytes:
     """The same vocabulary, but text is not taken to start a word."""
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at import
     proto.ParseFromString(model)
     proto.normalizer_spec.add_dummy_prefix = False
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _own_special_tokens(processor: sentencepiece.SentencePieceProcessor) -> dict[str, str]:

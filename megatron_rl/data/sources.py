@@ -77,7 +77,24 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path}: cannot be read as Parquet ({error})") from error
 
 
+def _num_jsonl_rows(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(not line.isspace() for line in lines)
+
+
+def _num_parquet_rows(path: Path) -> int:
+    from pyarrow import parquet
+
+    return int(parquet.read_metadata(path).num_rows)
+
+
 _READERS = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}
+
+
+def num_rows(file: str) -> int:
+    """Count the rows of a file that :func:`read_rows` accepts, without parsing them."""
+    path = Path(file)
+    return _num_parquet_rows(path) if path.suffix == ".parquet" else _num_jsonl_rows(path)
 
 
 def read_rows(files: Sequence[str], key: str, max_rows_per_file: int | None = None) -> list[SourceRow]:

@@ -34,6 +34,19 @@ class StreamState:
     """Whether each pass has its own order."""
 
 
+def require_one_batch(num_rows: int, batch_size: int, size_key: str) -> None:
+    """Refuse data that does not fill one batch.
+
+    Raises:
+        ValueError: ``num_rows < batch_size``; names ``size_key``, the dotted configuration key of the batch size.
+    """
+    if num_rows < batch_size:
+        raise ValueError(
+            f"{size_key}={batch_size}: there are only {num_rows} rows, not enough for one batch. "
+            f"Set {size_key} to at most {num_rows}, or add data."
+        )
+
+
 class BatchOrder:
     """Which rows make up which batch: a pure function of (seed, epoch, position), independent of any global RNG.
 
@@ -54,11 +67,7 @@ class BatchOrder:
         Raises:
             ValueError: Not even one batch fits.
         """
-        if num_rows < batch_size:
-            raise ValueError(
-                f"{size_key}={batch_size}: there are only {num_rows} rows, not enough for one batch. "
-                f"Set {size_key} to at most {num_rows}, or add data."
-            )
+        require_one_batch(num_rows, batch_size, size_key)
         self.num_rows, self.batch_size, self.seed, self.shuffle = num_rows, batch_size, seed, shuffle
         self.epoch = 0
         self.position = 0

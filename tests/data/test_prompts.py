@@ -54,7 +54,9 @@ def _render_in_a_fresh_process(tmp_path: Path, **data: Any) -> subprocess.Comple
 
 
 def test_render_one_shard_needs_no_torch(tmp_path: Path) -> None:
-    done = _render_in_a_fresh_process(tmp_path, train_files=[_three_rows(tmp_path / "p.jsonl", 4)], max_prompt_length=4)
+    done = _render_in_a_fresh_process(
+        tmp_path, train_files=[_three_rows(tmp_path / "p.jsonl", 4)], max_prompt_length=4, train_batch_size=3
+    )
     assert done.stdout == "3 prompts of 1 to 4 tokens, 0 over-long dropped, 0 truncated\ntorch imported: False\n", done.stderr
 
 
@@ -62,6 +64,13 @@ def test_render_one_shard_rejects_overlong_row(tmp_path: Path) -> None:
     done = _render_in_a_fresh_process(tmp_path, train_files=[_three_rows(tmp_path / "p.jsonl", 5)], max_prompt_length=4)
     assert done.returncode != 0
     assert "p.jsonl, row 2: 5 tokens" in done.stderr and "data.max_prompt_length=4" in done.stderr
+
+
+def test_render_one_shard_names_every_problem(tmp_path: Path) -> None:
+    files = {"train_files": [_three_rows(tmp_path / "p.jsonl", 5)], "val_files": ["no.jsonl"]}
+    done = _render_in_a_fresh_process(tmp_path, **files, max_prompt_length=4, train_batch_size=4)
+    for problem in ("data.val_files: there is no file", "data.train_batch_size=4: there are only 3 rows", "row 2: 5 tokens"):
+        assert problem in done.stderr
 
 
 def test_tokenizer_of_rejects_a_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:

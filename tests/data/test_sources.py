@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from megatron_rl.data import sources
-from megatron_rl.data.sources import read_rows
+from megatron_rl.data.sources import num_rows, read_rows
 
 _ROWS: list[dict[str, Any]] = [
     {"prompt": [{"role": "user", "content": "a"}], "answer": "1", "info": {"level": 2, "tags": ["x", "y"]}},
@@ -59,6 +59,13 @@ def test_read_rows_numbers_rows_per_file(tmp_path: Path) -> None:
     b = _write_jsonl(tmp_path / "b.jsonl", _ROWS[2:])
     assert [row.uid for row in read_rows([a, b], "data.train_files")] == [f"{a}:0", f"{a}:1", f"{b}:0"]
     assert [row.uid for row in read_rows([a, b], "data.train_files", max_rows_per_file=1)] == [f"{a}:0", f"{b}:0"]
+
+
+def test_num_rows_matches_what_is_read(tmp_path: Path) -> None:
+    file = _write_jsonl(tmp_path / "rows.jsonl", _ROWS)
+    Path(file).write_text(Path(file).read_text().replace("\n", "\n\n").rstrip("\n"))
+    parquet.write_table(pyarrow.Table.from_pylist(_ROWS), tmp_path / "rows.parquet", row_group_size=2)
+    assert num_rows(file) == num_rows(str(tmp_path / "rows.parquet")) == len(read_rows([file], "data.train_files")) == 3
 
 
 @pytest.mark.parametrize(
