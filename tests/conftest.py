@@ -12,7 +12,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,17 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """Compare text with a golden file; ``--update-golden`` writes it instead."""
-
-    def compare(path: Path, text: str) -> None:
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert path.exists(), f"no golden file {path}; make it with: pytest --update-golden"
-        assert text == path.read_text(), f"differs from {path}; if the change is meant, run: pytest --update-golden"
-
-    return compare
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be rewritten (``--update-golden``)."""
+    return bool(request.config.getoption("--update-golden"))
 
 
 @pytest.fixture

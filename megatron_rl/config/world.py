@@ -34,10 +34,17 @@ def role_layouts(config: RunConfig, task: Task = "train") -> dict[str, ParallelC
 
 def required_ranks(config: RunConfig, task: Task = "train") -> dict[str, int]:
     """Role -> number of ranks it fixes, or whose multiples it accepts while its data degree is null."""
-    needs = {role: block_size(layout) * (layout.data or 1) for role, layout in role_layouts(config, task).items()}
+    needs = {role: _role_ranks(layout) for role, layout in role_layouts(config, task).items()}
     if task in TASKS_WITH_ENGINE:
         needs["rollout"] = config.rollout.tensor_parallel_size * (config.rollout.data_parallel_size or 1)
     return needs
+
+
+def _role_ranks(layout: ParallelConfig) -> int:
+    if layout.data is not None:
+        return block_size(layout) * layout.data
+    experts = layout.expert * (layout.expert_tensor or layout.tensor) if layout.expert > 1 else 1
+    return layout.pipeline * lcm(layout.tensor * layout.context, experts)
 
 
 def smallest_world(config: RunConfig, task: Task = "train") -> int:

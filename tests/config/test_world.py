@@ -16,15 +16,18 @@ from megatron_rl.config.world import ranks_per_node, smallest_world, with_world
         (["algorithm=grpo", "actor.parallel.tensor=2", "critic.parallel.pipeline=4"], 2),
         (["actor.parallel.tensor=2", "rollout.tensor_parallel_size=3"], 6),
         (["actor.parallel.data=4"], 4),
+        (["actor.parallel.pipeline=2", "actor.parallel.expert=8", "actor.parallel.expert_tensor=1"], 16),
     ],
-    ids=["single", "tp2", "tp2_pp2", "critic_pp4", "critic_unused", "lcm_with_rollout", "explicit_data"],
+    ids=["single", "tp2", "tp2_pp2", "critic_pp4", "critic_unused", "lcm_with_rollout", "explicit_data", "experts"],
 )
 def test_smallest_world_matches_hand_computed(overrides: list[str], world: int) -> None:
     assert smallest_world(compose(overrides)) == world
 
 
 def test_smallest_world_counts_only_the_roles_of_the_task() -> None:
-    config = compose(["algorithm=ppo", "actor.parallel.tensor=2", "critic.parallel.pipeline=4", "rollout.tensor_parallel_size=4"])
+    config = compose(
+        ["algorithm=ppo", "actor.parallel.tensor=2", "critic.parallel.pipeline=4", "rollout.tensor_parallel_size=4"]
+    )
     assert {task: smallest_world(config, task) for task in ("train", "sft", "generate", "convert")} == {
         "train": 4,
         "sft": 2,
