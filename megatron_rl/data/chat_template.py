@@ -71,5 +71,5 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **context
             )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"the chat template refused the messages: {error}") from error
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # what expressions raise
+            raise ValueError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error

@@ -36,7 +36,7 @@ def _start(fd: int) -> subprocess.Popen[bytes]:
 
 
 class RewardPool:
-    """Scores responses in ``reward.num_workers`` processes that know neither torch nor the GPU.
+    """Scores responses in ``reward.num_workers`` processes started afresh, without torch.
 
     A sample that exceeds ``reward.timeout_s`` costs its worker its life (SIGKILL, so loops inside C code end too) and
     nothing else. Processes end with the pool, and also when this process is killed. The order of answers never depends on
