@@ -1,0 +1,44 @@
+"""The policy as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_rl.config.model import ModelConfig
+from megatron_rl.resharding.hf_export import ShardedWeights, export_hf_checkpoint
+from megatron_rl.training.job import Job
+from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.model_loading import role_weights
+
+HF_FOLDER = "hf_checkpoint"
+"""Name of the exported model inside a run folder."""
+
+
+def export_actor(job: Job, actor: MegatronRole, folder: Path) -> None:
+    """Write the actor, its config and its tokenizer to ``folder``. Collectives: all ranks of the role."""
+    weights = ShardedWeights(
+        layout=role_weights(job, actor),
+        ranks=actor.groups.layout.ranks,
+        parameters=actor.named_local_parameters(),
+        group=dist.group.WORLD,
+    )
+    export_hf_checkpoint(
+        folder,
+        job.config.model,
+        weights,
+        dtype=job.platform.dtype,
+        budget_bytes=job.config.weight_sync.budget_bytes,
+        companions=_companions(job.config.model),
+    )
+    if job.is_main:
+        print(f"Hugging Face checkpoint: {folder}", flush=True)
+
+
+def _companions(model: ModelConfig) -> Path | None:
+    """Folder whose tokenizer files go along: the checkpoint's, or the tokenizer's own."""
+    if model.tokenizer is None:
+        return None
+    place = Path(model.tokenizer)
+    return place if place.is_dir() else place.parent

@@ -1,0 +1,85 @@
+"""The job a process belongs to: what it computes on and whom it can talk to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from megatron_rl.config.parallel import ParallelConfig
+from megatron_rl.config.run import RunConfig
+from megatron_rl.observability.logger import MetricLogger, build_logger
+from megatron_rl.parallel.groups import GroupRegistry
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.runtime.platform import Platform, init_distributed, seed_everything
+
+METRICS_FILE = "metrics.jsonl"
+"""One object a step, in the run folder."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process of a run, joined to the others."""
+
+    config: RunConfig
+    run_dir: Path
+    platform: Platform
+    registry: GroupRegistry
+    host_group: ProcessGroup
+    """All ranks over gloo: carries CPU tensors and objects also where the compute backend is NCCL."""
+
+    @classmethod
+    def join(cls, config: RunConfig, run_dir: Path) -> Job:
+        """Choose the device, join the process group, seed. Collectives: all ranks of the job."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        platform = Platform.detect(config.trainer.device, config.trainer.dtype, local_rank)
+        init_distributed(platform, config.trainer.collective_timeout_s)
+        seed_everything(config.trainer.seed)
+        return cls(config, run_dir, platform, GroupRegistry(), dist.new_group(backend="gloo"))
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return dist.get_world_size()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and speaks."""
+        return self.rank == 0
+
+    @property
+    def rollout_layout(self) -> RolloutLayout:
+        """TP x DP grid of the engines."""
+        rollout = self.config.rollout
+        return RolloutLayout(
+            tensor=rollout.tensor_parallel_size,
+            data=rollout.data_parallel_size or self.world_size // rollout.tensor_parallel_size,
+        )
+
+    def layout(self, parallel: ParallelConfig) -> ParallelLayout:
+        """A role's layout over the whole job."""
+        block = parallel.tensor * parallel.context * parallel.pipeline
+        return ParallelLayout(
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            data=parallel.data or self.world_size // block,
+            context=parallel.context,
+            virtual_pipeline=parallel.virtual_pipeline or 1,
+            expert=parallel.expert,
+            expert_tensor=parallel.expert_tensor,
+            sequence_parallel=parallel.sequence_parallel,
+        )
+
+
+def open_logger(job: Job) -> MetricLogger:
+    """The run's metric sinks, which write on rank 0 only."""
+    config = job.config
+    return build_logger(config.trainer, job.run_dir, rank=job.rank, run_config=config.model_dump(mode="json"))

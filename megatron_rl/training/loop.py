@@ -1,0 +1,110 @@
+"""The loop around the step: progress, logging, validation, saving, stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_rl.config.training import TrainerConfig
+from megatron_rl.data.stream import PromptStream
+from megatron_rl.observability.health import HealthMonitor
+from megatron_rl.observability.logger import MetricLogger
+from megatron_rl.observability.samples import SampleLog
+from megatron_rl.observability.timers import Timers
+from megatron_rl.training.callbacks import TrainerCallback
+from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
+from megatron_rl.training.ppo_trainer import PpoTrainer, StepResult
+from megatron_rl.training.run_state import RunState
+from megatron_rl.training.throughput_metrics import ThroughputMeter
+from megatron_rl.training.validation import Validator
+from megatron_rl.types.metrics import Metric, Metrics, merge
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """Everything the loop drives; built by ``training.assembly``."""
+
+    trainer: PpoTrainer
+    stream: PromptStream
+    state: RunState
+    validator: Validator | None
+    logger: MetricLogger
+    samples: SampleLog
+    health: HealthMonitor
+    throughput: ThroughputMeter
+    callbacks: Sequence[TrainerCallback]
+    timers: Timers
+    interrupt: InterruptFlag
+
+
+class TrainingLoop:
+    """Runs steps until done or told to stop; consumes prompts, leaves metrics, samples and checkpoints."""
+
+    def __init__(self, parts: LoopParts, config: TrainerConfig, total_steps: int) -> None:
+        """``total_steps`` counts from the run's beginning, resumed steps included."""
+        self._parts = parts
+        self._config = config
+        self._total_steps = total_steps
+
+    def run(self) -> int:
+        """Train; returns the process exit code (0, or ``EXIT_CODE_REQUEUE`` after a signal)."""
+        parts = self._parts
+        start = parts.state.resume()
+        parts.trainer.weight_sync.push(version=start)
+        if start == 0 and self._config.val_before_train:
+            parts.logger.log(0, self._validate(0))
+        for callback in parts.callbacks:
+            callback.on_train_begin(start, self._total_steps)
+        with parts.logger.progress(start, self._total_steps), parts.interrupt:
+            step, interrupted = self._steps(start)
+        for callback in parts.callbacks:
+            callback.on_train_end(step)
+        return EXIT_CODE_REQUEUE if interrupted else 0
+
+    def _steps(self, start: int) -> tuple[int, bool]:
+        """Take steps; returns the last one taken and whether a signal ended the loop."""
+        step = start
+        while step < self._total_steps:
+            step += 1
+            interrupted = self._one_step(step)
+            if interrupted:
+                return step, True
+        return step, False
+
+    def _one_step(self, step: int) -> bool:
+        parts, last = self._parts, step == self._total_steps
+        with parts.timers.step():
+            result = parts.trainer.step(step, parts.stream.next_batch())
+            interrupted = parts.interrupt.any_rank()
+            if self._saves(step, last or interrupted):
+                with parts.timers("save_checkpoint"):
+                    parts.state.save(step)
+        metrics = merge([result.metrics, parts.timers.flush()])
+        if self._tests(step, last):
+            with parts.timers("testing"):
+                metrics = {**metrics, **self._validate(step)}
+            metrics = {**metrics, **parts.timers.flush()}
+        self._report(step, result, metrics)
+        return interrupted and not last
+
+    def _report(self, step: int, result: StepResult, metrics: Metrics) -> None:
+        parts = self._parts
+        extra = [callback.on_step_end(step, result) for callback in parts.callbacks]
+        metrics = merge([metrics, parts.throughput.metrics(result.rollouts, metrics), *extra])
+        metrics["training/epoch"] = Metric(float(result.prompts.epoch), "last")
+        parts.logger.log(step, metrics)
+        parts.samples.write(step, result)
+        parts.health.observe(metrics)
+
+    def _validate(self, step: int) -> Metrics:
+        if self._parts.validator is None:
+            return {}
+        return self._parts.validator.run(policy_version=self._parts.trainer.weight_sync.version)
+
+    def _saves(self, step: int, ending: bool) -> bool:
+        every = self._config.save_freq
+        return every > 0 and (ending or step % every == 0)
+
+    def _tests(self, step: int, last: bool) -> bool:
+        every = self._config.test_freq
+        return (every > 0 and step % every == 0) or (last and self._config.val_at_end)

@@ -1,0 +1,158 @@
+"""The ``train`` task: build every part of an RL run and loop."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+
+from megatron_rl.algorithms.kl import build_kl_controller
+from megatron_rl.config.run_files import checkpoints_dir
+from megatron_rl.data.prompts import load_prompts, tokenizer_of
+from megatron_rl.data.stream import PromptStream
+from megatron_rl.data.tokenizer import Tokenizer
+from megatron_rl.observability.curves import plot_learning_curve
+from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
+from megatron_rl.observability.logger import MetricLogger
+from megatron_rl.observability.samples import SampleLog
+from megatron_rl.observability.timers import Timers, device_synchronizer
+from megatron_rl.rewards.sandbox import RewardPool
+from megatron_rl.training.callbacks import load_callbacks
+from megatron_rl.training.checkpoint import CheckpointStore
+from megatron_rl.training.experience import ExperienceBuilder
+from megatron_rl.training.export import HF_FOLDER, export_actor
+from megatron_rl.training.interrupt import InterruptFlag
+from megatron_rl.training.job import METRICS_FILE, Job, open_logger
+from megatron_rl.training.loop import LoopParts, TrainingLoop
+from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.model_loading import (
+    build_actor,
+    build_critic,
+    build_reference,
+    optimizer_steps_per_rollout,
+)
+from megatron_rl.training.ppo_trainer import PpoTrainer
+from megatron_rl.training.roles import Actor, Critic, FrozenReference, NullCritic, NullReference, Reference, UpdateCut, ValueModel
+from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, build_weight_sync
+from megatron_rl.training.run_state import RunState
+from megatron_rl.training.scoring import RewardScorer
+from megatron_rl.training.throughput_metrics import ThroughputMeter
+from megatron_rl.training.validation import Validator
+from megatron_rl.types.prompts import PromptBatch
+
+
+def train(job: Job) -> int:
+    """Run PPO, GRPO or a relative as configured; returns the exit code. Collectives: all ranks."""
+    config = job.config
+    tokenizer = tokenizer_of(config.model)
+    stream = _stream(job, tokenizer)
+    total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
+    with RewardPool(config.reward, _reward_workers(job)) as pool, closing(open_logger(job)) as logger:
+        scorer = RewardScorer(pool, tokenizer, job.host_group)
+        parts = _build(job, tokenizer, stream, total_steps, scorer, logger)
+        code = TrainingLoop(parts, config.trainer, total_steps).run()
+    if code == 0 and config.trainer.save_hf_at_end:
+        export_actor(job, parts.state.roles["actor"], job.run_dir / HF_FOLDER)
+    if job.is_main:
+        plot_learning_curve(
+            job.run_dir / METRICS_FILE, job.run_dir / "learning_curve.png", f"{config.algorithm.name}, {config.model.name}"
+        )
+    return code
+
+
+def _reward_workers(job: Job) -> int:
+    """This rank's share of the node's ``reward.num_workers``, at least one."""
+    return max(1, job.config.reward.num_workers // (job.config.trainer.n_gpus_per_node or job.world_size))
+
+
+def _stream(job: Job, tokenizer: Tokenizer) -> PromptStream:
+    data = job.config.data
+    prompts = load_prompts(data, tokenizer, "train").prompts
+    seed = job.config.trainer.seed if data.seed is None else data.seed
+    return PromptStream(prompts, data.train_batch_size, seed=seed, shuffle=data.shuffle)
+
+
+def _build(
+    job: Job,
+    tokenizer: Tokenizer,
+    stream: PromptStream,
+    total_steps: int,
+    scorer: RewardScorer,
+    logger: MetricLogger,
+) -> LoopParts:
+    config = job.config
+    cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
+    roles = _roles(job, total_steps)
+    actor = Actor(roles["actor"], config.actor, cut(config.actor))
+    critic: Critic = NullCritic()
+    if "critic" in roles:
+        critic = ValueModel(roles["critic"], config.critic, cut(config.critic))
+    reference: Reference = NullReference()
+    if config.uses_reference:
+        reference = FrozenReference(build_reference(job))
+    rollout = build_rollout_side(job, tokenizer)
+    timers = Timers(device_synchronizer(job.platform.device))
+    kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
+    trainer = PpoTrainer(
+        generator=rollout.generator,
+        sampling=rollout.sampling,
+        weight_sync=build_weight_sync(job, roles["actor"], rollout.engine),
+        scorer=scorer,
+        builder=ExperienceBuilder(
+            algorithm=config.algorithm,
+            correction=config.rollout.correction,
+            kl_controller=kl_controller,
+            actor=actor,
+            reference=reference,
+            critic=critic,
+            timers=timers,
+        ),
+        actor=actor,
+        critic=critic,
+        critic_warmup_steps=config.critic.warmup_steps if config.uses_critic else 0,
+        seed=config.trainer.seed,
+        timers=timers,
+    )
+    return LoopParts(
+        trainer=trainer,
+        stream=stream,
+        state=RunState(CheckpointStore(checkpoints_dir(config)), roles, stream, kl_controller, config.trainer),
+        validator=_validator(job, tokenizer, rollout, scorer),
+        logger=logger,
+        samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
+        health=_health_monitor(job),
+        throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
+        callbacks=load_callbacks(config.trainer.callbacks),
+        timers=timers,
+        interrupt=InterruptFlag(job.host_group),
+    )
+
+
+def _health_monitor(job: Job) -> HealthMonitor:
+    """Warnings, on one rank only."""
+    if not job.is_main:
+        return HealthMonitor(rules=())
+    return HealthMonitor(rules=(*RULES, mismatch_rule(job.config.rollout.mismatch_warn_threshold)))
+
+
+def _roles(job: Job, total_steps: int) -> dict[str, MegatronRole]:
+    """The trained roles, which are also what a checkpoint holds."""
+    config = job.config
+    warmup = config.critic.warmup_steps if config.uses_critic else 0
+    actor_steps = max(1, total_steps - warmup) * optimizer_steps_per_rollout(config.actor, config)
+    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature)}
+    if config.uses_critic:
+        roles["critic"] = build_critic(job, total_steps * optimizer_steps_per_rollout(config.critic, config))
+    return roles
+
+
+def _validator(job: Job, tokenizer: Tokenizer, rollout: RolloutSide, scorer: RewardScorer) -> Validator | None:
+    prompts = load_prompts(job.config.data, tokenizer, "val").prompts
+    if not prompts:
+        return None
+    return Validator(
+        prompts=PromptBatch(prompts=prompts, epoch=0),
+        batch_size=job.config.data.val_batch_size,
+        generator=rollout.generator,
+        sampling=rollout.validation_sampling,
+        scorer=scorer,
+    )

@@ -1,0 +1,68 @@
+"""What a run must remember beyond its weights, and where it resumes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from megatron_rl.algorithms.kl import KlController
+from megatron_rl.config.training import TrainerConfig
+from megatron_rl.data.stream import PromptStream
+from megatron_rl.training.checkpoint import CheckpointStore
+from megatron_rl.training.megatron_role import MegatronRole
+
+
+def rng_state() -> dict[str, Any]:
+    """Global Python, NumPy and torch generator states of this process."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Inverse of :func:`rng_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Weights, optimizers, schedules, data position, KL coefficient and generators of one run."""
+
+    store: CheckpointStore
+    roles: dict[str, MegatronRole]
+    stream: PromptStream
+    kl_controller: KlController
+    config: TrainerConfig
+
+    def save(self, step: int) -> Path:
+        """Write a complete checkpoint; it counts only once its manifest is there. Enters collectives."""
+        extra = {
+            "step": step,
+            "stream": self.stream.state_dict(),
+            "kl_controller": self.kl_controller.state_dict(),
+            "rng": rng_state(),
+        }
+        return self.store.save(step, self.roles, extra)
+
+    def resume(self) -> int:
+        """Load what the resume mode asks for; returns the step to go on from (0 for a fresh start)."""
+        folder = self._folder()
+        if folder is None:
+            return 0
+        extra = self.store.load(folder, self.roles)
+        self.stream.load_state_dict(extra["stream"])
+        self.kl_controller.load_state_dict(extra["kl_controller"])
+        set_rng_state(extra["rng"])
+        return int(extra["step"])
+
+    def _folder(self) -> Path | None:
+        if self.config.resume_mode == "disable":
+            return None
+        if self.config.resume_mode == "path":
+            return Path(str(self.config.resume_path))
+        return self.store.newest_complete()

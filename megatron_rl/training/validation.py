@@ -1,0 +1,58 @@
+"""Held-out accuracy: sample, score, and report pass@k."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatron_rl.algorithms.pass_at_k import pass_at_k
+from megatron_rl.rollout.generator import RolloutGenerator
+from megatron_rl.rollout.sampling import SamplingSettings
+from megatron_rl.training.scoring import RewardScorer
+from megatron_rl.types.batches import PromptBatch
+from megatron_rl.types.metrics import Metric, Metrics
+
+
+class Validator:
+    """Answers a fixed set of held-out prompts with the current engine weights."""
+
+    def __init__(
+        self,
+        *,
+        prompts: PromptBatch,
+        batch_size: int | None,
+        generator: RolloutGenerator,
+        sampling: SamplingSettings,
+        scorer: RewardScorer,
+    ) -> None:
+        """Hold the prompts; ``batch_size`` prompts go into one engine call, None = all."""
+        self._prompts = prompts
+        self._batch_size = batch_size or len(prompts.prompts)
+        self._generator = generator
+        self._sampling = sampling
+        self._scorer = scorer
+
+    def run(self, policy_version: int) -> Metrics:
+        """Validate; the same questions and the same sampling seeds every time. Enters the generator's collectives."""
+        rewards = np.concatenate([self._rewards(batch, policy_version) for batch in self._batches()])
+        solved = (rewards > 0.5).sum(axis=1)
+        n = rewards.shape[1]
+        metrics = {
+            "val/reward/mean": Metric(float(rewards.mean())),
+            "val/accuracy/mean": Metric(float((rewards > 0.5).mean())),
+            "val/num_prompts": Metric(float(rewards.shape[0]), "sum"),
+        }
+        k = 1
+        while k <= n:
+            metrics[f"val/pass@{k}"] = Metric(float(np.mean([pass_at_k(n, int(c), k) for c in solved])))
+            k *= 2
+        return metrics
+
+    def _batches(self) -> list[PromptBatch]:
+        prompts = self._prompts.prompts
+        starts = range(0, len(prompts), self._batch_size)
+        return [PromptBatch(prompts=prompts[i : i + self._batch_size], epoch=0) for i in starts]
+
+    def _rewards(self, batch: PromptBatch, policy_version: int) -> np.ndarray:
+        rollouts, _ = self._generator.generate(batch, self._sampling, step=0, policy_version=policy_version)
+        scored = self._scorer.score(batch, rollouts)
+        return scored.rewards_B.cpu().numpy().reshape(len(batch.prompts), self._sampling.n)

@@ -1,0 +1,36 @@
+"""Handing the actor's weights to the rollout engine along a fixed plan."""
+
+from __future__ import annotations
+
+from megatron_rl.resharding.executor import ReshardExecutor
+from megatron_rl.resharding.plan import ReshardPlan
+from megatron_rl.rollout.engine import RolloutEngine
+from megatron_rl.types.metrics import Metric, Metrics
+
+
+class WeightSync:
+    """Runs the reshard plan and owns everything a weight change implies: cache reset, version stamp, metrics."""
+
+    def __init__(self, executor: ReshardExecutor, plan: ReshardPlan, engine: RolloutEngine) -> None:
+        """Bind a planned transfer to the engine it feeds."""
+        self._executor = executor
+        self.plan = plan
+        self._engine = engine
+        self.version = -1
+        """Policy version the engine holds; -1 before the first sync."""
+
+    def push(self, version: int) -> Metrics:
+        """Move the weights; afterwards the engine samples from ``version``. Enters the plan's transfers on every rank."""
+        self._engine.begin_weight_update()
+        stats = self._executor.run()
+        self._engine.finish_weight_update(version)
+        self.version = version
+        return {
+            "sync/bytes_received": Metric(float(self.plan.received_bytes), "sum"),
+            "sync/bytes_copied": Metric(float(self.plan.copied_bytes), "sum"),
+            "sync/bound_bytes": Metric(float(self.plan.bound_bytes), "sum"),
+            "sync/bound_ratio": Metric(stats.bound_ratio, "max"),
+            "sync/seconds": Metric(stats.seconds, "sum"),
+            "sync/peak_extra_bytes": Metric(float(stats.peak_extra_bytes), "max"),
+            "sync/version": Metric(float(version), "last"),
+        }
