@@ -41,6 +41,8 @@ _LOG = logging.getLogger(__name__)
 _GIB = 2**30
 _CPU_BLOCK_SIZE = 32
 """Tokens per KV block on CPU: the smallest its kernels like, so that short shared prefixes are reused."""
+_HIGHEST_ACCEPTED_TEMPERATURE = 2.0
+"""The constructor of vLLM's parameters refuses more; its sampler has no such limit."""
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 """The engine's word -> ours; anything else is an aborted sample."""
 
@@ -320,9 +322,9 @@ def _sampling_params(settings: SamplingSettings, seed: int) -> SamplingParams:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(
+    params = SamplingParams(
         n=settings.n,
-        temperature=settings.temperature,
+        temperature=min(settings.temperature, _HIGHEST_ACCEPTED_TEMPERATURE),
         top_p=settings.top_p,
         top_k=settings.top_k,
         min_p=0.0,
@@ -337,7 +339,11 @@ def _sampling_params(settings: SamplingSettings, seed: int) -> SamplingParams:
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        # Made for this request alone; a deep copy would also check the temperature again.
+        skip_clone=True,
     )
+    params.temperature = settings.temperature
+    return params
 
 
 def _completion(sample: CompletionOutput) -> Completion:
