@@ -31,7 +31,7 @@ def load_callbacks(names: Sequence[str]) -> list[TrainerCallback]:
     """
     callbacks = []
     for name in names:
-        kind = load_object(name, key="trainer.callbacks")
+        kind = load_object(name, "trainer.callbacks")
         if not (isinstance(kind, type) and issubclass(kind, TrainerCallback)):
             raise ValueError(f"trainer.callbacks: {name} is not a subclass of megatron_rl.training.callbacks.TrainerCallback")
         callbacks.append(kind())

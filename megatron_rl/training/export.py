@@ -32,8 +32,7 @@ def export_actor(job: Job, actor: MegatronRole, folder: Path) -> None:
         budget_bytes=job.config.weight_sync.budget_bytes,
         companions=_companions(job.config.model),
     )
-    if job.is_main:
-        print(f"Hugging Face checkpoint: {folder}", flush=True)
+    job.say(f"Hugging Face checkpoint: {folder}")
 
 
 def _companions(model: ModelConfig) -> Path | None:

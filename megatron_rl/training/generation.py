@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
+from megatron_rl.data.stream import validation_batches
+from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.training.job import Job
 from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.validation import Validator
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import to_floats
 from megatron_rl.types.prompts import Prompt, PromptBatch
 from megatron_rl.weights.hf_checkpoint import load_hf_checkpoint
@@ -22,25 +26,11 @@ from megatron_rl.weights.names import logical_tensors
 def generate(job: Job) -> int:
     """Sample answers to the data's prompts into ``generate.output_file``; returns the exit code. Collectives: all ranks."""
     side, prompts = _engine_with_weights(job), _prompts(job)
-    rollouts, _ = side.generator.generate(
-        PromptBatch(prompts=prompts, epoch=0), side.sampling, step=0, policy_version=0
-    )
+    rollouts, _ = side.generator.generate(PromptBatch(prompts=prompts, epoch=0), side.sampling, step=0, policy_version=0)
     if job.is_main:
-        tokenizer = tokenizer_of(job.config.model)
         target = Path(job.config.generate.output_file or job.run_dir / "generations.jsonl")
-        with target.open("w") as file:
-            for b, group in enumerate(rollouts.group_ids_B.tolist()):
-                start, length = int(rollouts.prompt_lengths_B[b]), int(rollouts.response_lengths_B[b])
-                ids = rollouts.tokens_BS[b, start : start + length].tolist()
-                record = {
-                    "uid": prompts[group].uid,
-                    "prompt": prompts[group].text,
-                    "response": tokenizer.decode(ids),
-                    "finish_reason": rollouts.finish_reasons[b],
-                    "response_length": length,
-                }
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        print(f"{len(rollouts.finish_reasons)} responses to {len(prompts)} prompts: {target}", flush=True)
+        _write_generations(target, prompts, rollouts, tokenizer_of(job.config.model))
+        job.say(f"{len(rollouts.finish_reasons)} responses to {len(prompts)} prompts: {target}")
     side.engine.shutdown()
     return 0
 
@@ -50,8 +40,7 @@ def evaluate(job: Job) -> int:
     side, prompts = _engine_with_weights(job), _prompts(job)
     with RewardPool(job.config.reward) as pool:
         validator = Validator(
-            prompts=PromptBatch(prompts=prompts, epoch=0),
-            batch_size=job.config.data.val_batch_size,
+            batches=validation_batches(prompts, job.config.data.val_batch_size),
             generator=side.generator,
             sampling=side.validation_sampling,
             scorer=RewardScorer(pool, tokenizer_of(job.config.model), job.host_group),
@@ -60,9 +49,24 @@ def evaluate(job: Job) -> int:
     if job.is_main:
         text = json.dumps(metrics, indent=2)
         (job.run_dir / "evaluation.json").write_text(text + "\n")
-        print(text, flush=True)
+        job.say(text)
     side.engine.shutdown()
     return 0
+
+
+def _write_generations(target: Path, prompts: Sequence[Prompt], rollouts: RolloutBatch, tokenizer: Tokenizer) -> None:
+    """One JSON object a response."""
+    with target.open("w", encoding="utf-8") as file:
+        for b, group in enumerate(rollouts.group_ids_B.tolist()):
+            start, length = int(rollouts.prompt_lengths_B[b]), int(rollouts.response_lengths_B[b])
+            record = {
+                "uid": prompts[group].uid,
+                "prompt": prompts[group].text,
+                "response": tokenizer.decode(rollouts.tokens_BS[b, start : start + length].tolist()),
+                "finish_reason": rollouts.finish_reasons[b],
+                "response_length": length,
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _prompts(job: Job) -> tuple[Prompt, ...]:

@@ -55,6 +55,11 @@ class Job:
         """Whether this rank writes files and speaks."""
         return self.rank == 0
 
+    def say(self, text: str) -> None:
+        """Print a line once for the whole job."""
+        if self.is_main:
+            print(text, flush=True)
+
     @property
     def rollout_layout(self) -> RolloutLayout:
         """TP x DP grid of the engines."""

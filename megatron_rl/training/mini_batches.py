@@ -12,9 +12,7 @@ from megatron_rl.config.training import LossAggMode
 from megatron_rl.types.batches import Experience, MiniBatch
 
 
-def select_rows(
-    experience: Experience, rows_B: Tensor, loss_agg_mode: LossAggMode, max_response_length: int
-) -> MiniBatch:
+def select_rows(experience: Experience, rows_B: Tensor, loss_agg_mode: LossAggMode, max_response_length: int) -> MiniBatch:
     """Take rows of an experience as one optimizer step, weighted by that step's own global counts.
 
     Args:

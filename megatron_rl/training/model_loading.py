@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatron_rl.config.parallel import ParallelConfig
-from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import TrainedRoleConfig
 from megatron_rl.models.gpt import Head
 from megatron_rl.parallel.layout import padded_vocab_size
@@ -105,10 +104,3 @@ def build_reference(job: Job) -> MegatronRole:
         total_optimizer_steps=1,
         temperature=config.rollout.temperature,
     )
-
-
-def optimizer_steps_per_rollout(role: TrainedRoleConfig, config: RunConfig) -> int:
-    """Optimizer steps one rollout batch gives this role."""
-    prompts = config.data.train_batch_size
-    mini_batches = -(-prompts // (role.ppo_mini_batch_size or prompts))
-    return mini_batches * role.ppo_epochs

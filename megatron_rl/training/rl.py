@@ -6,9 +6,10 @@ from contextlib import closing
 from functools import partial
 
 from megatron_rl.algorithms.kl import build_kl_controller
+from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.run_files import checkpoints_dir
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
-from megatron_rl.data.stream import PromptStream
+from megatron_rl.data.stream import PromptStream, validation_batches
 from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.observability.curves import plot_learning_curve
 from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
@@ -16,6 +17,7 @@ from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.rewards.sandbox import RewardPool
+from megatron_rl.rollout.agreement import gather
 from megatron_rl.training.callbacks import load_callbacks
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.experience import ExperienceBuilder
@@ -24,20 +26,23 @@ from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import METRICS_FILE, Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
-from megatron_rl.training.model_loading import (
-    build_actor,
-    build_critic,
-    build_reference,
-    optimizer_steps_per_rollout,
-)
+from megatron_rl.training.model_loading import build_actor, build_critic, build_reference
 from megatron_rl.training.ppo_trainer import PpoTrainer
-from megatron_rl.training.roles import Actor, Critic, FrozenReference, NullCritic, NullReference, Reference, UpdateCut, ValueModel
+from megatron_rl.training.roles import (
+    Actor,
+    Critic,
+    FrozenReference,
+    NullCritic,
+    NullReference,
+    Reference,
+    UpdateCut,
+    ValueModel,
+)
 from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, build_weight_sync
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
-from megatron_rl.types.prompts import PromptBatch
 
 
 def train(job: Job) -> int:
@@ -66,9 +71,23 @@ def _reward_workers(job: Job) -> int:
 
 def _stream(job: Job, tokenizer: Tokenizer) -> PromptStream:
     data = job.config.data
-    prompts = load_prompts(data, tokenizer, "train").prompts
+    rendered = load_prompts(data, tokenizer, "train")
     seed = job.config.trainer.seed if data.seed is None else data.seed
-    return PromptStream(prompts, data.train_batch_size, seed=seed, shuffle=data.shuffle)
+    stream = PromptStream(rendered.prompts, data.train_batch_size, seed=seed, shuffle=data.shuffle)
+    _require_equal_data(stream, job)
+    job.say(f"{rendered.summary}\n{stream.summary}\n{batch_arithmetic(job.config, job.world_size).table()}")
+    return stream
+
+
+def _require_equal_data(stream: PromptStream, job: Job) -> None:
+    """Raise on every rank where one has read other prompts: the global batches would silently differ."""
+    fingerprints = gather(stream.fingerprint, job.host_group)
+    strangers = [rank for rank, found in fingerprints.items() if found != fingerprints[0]]
+    if strangers:
+        raise RuntimeError(
+            f"ranks {strangers} read other prompts than rank 0: the data section's files differ between nodes, "
+            "or its reasoning-gym task is not deterministic"
+        )
 
 
 def _build(
@@ -137,11 +156,12 @@ def _health_monitor(job: Job) -> HealthMonitor:
 def _roles(job: Job, total_steps: int) -> dict[str, MegatronRole]:
     """The trained roles, which are also what a checkpoint holds."""
     config = job.config
+    per_rollout = {role.role: role.optimizer_steps for role in batch_arithmetic(config, job.world_size).roles}
     warmup = config.critic.warmup_steps if config.uses_critic else 0
-    actor_steps = max(1, total_steps - warmup) * optimizer_steps_per_rollout(config.actor, config)
+    actor_steps = max(1, total_steps - warmup) * per_rollout["actor"]
     roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature)}
     if config.uses_critic:
-        roles["critic"] = build_critic(job, total_steps * optimizer_steps_per_rollout(config.critic, config))
+        roles["critic"] = build_critic(job, total_steps * per_rollout["critic"])
     return roles
 
 
@@ -150,8 +170,7 @@ def _validator(job: Job, tokenizer: Tokenizer, rollout: RolloutSide, scorer: Rew
     if not prompts:
         return None
     return Validator(
-        prompts=PromptBatch(prompts=prompts, epoch=0),
-        batch_size=job.config.data.val_batch_size,
+        batches=validation_batches(prompts, job.config.data.val_batch_size),
         generator=rollout.generator,
         sampling=rollout.validation_sampling,
         scorer=scorer,

@@ -23,6 +23,7 @@ from megatron_rl.training.weight_sync import WeightSync
 from megatron_rl.weights.hf_config import hf_config
 from megatron_rl.weights.names import logical_tensors
 
+
 @dataclass(frozen=True)
 class RolloutSide:
     """What samples."""
@@ -46,9 +47,7 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer) -> RolloutSide:
     )
     engine = VllmEngine(spec, job.host_group)
     seed = config.trainer.seed if config.rollout.seed is None else config.rollout.seed
-    generator = RolloutGenerator(
-        engine, job.rollout_layout, job.host_group, seed=seed, pad_token_id=tokenizer.pad_token_id
-    )
+    generator = RolloutGenerator(engine, job.rollout_layout, job.host_group, seed=seed, pad_token_id=tokenizer.pad_token_id)
     budget = config.data.max_response_length
     return RolloutSide(
         engine=engine,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron_rl.data.tokenizer import Tokenizer
-from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.rewards.reward import RewardResult, RewardSample
+from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.types.batches import PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, merge
 

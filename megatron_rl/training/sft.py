@@ -19,9 +19,7 @@ def fine_tune(job: Job) -> int:
     """Train on ``sft.train_files`` and export; returns the exit code. Collectives: all ranks."""
     config = job.config
     examples = load_sft_examples(config.sft, config.data, tokenizer_of(config.model))
-    order = BatchOrder(
-        len(examples), config.sft.batch_size, seed=config.trainer.seed, shuffle=True, size_key="sft.batch_size"
-    )
+    order = BatchOrder(len(examples), config.sft.batch_size, seed=config.trainer.seed, shuffle=True, size_key="sft.batch_size")
     total_steps = config.sft.total_steps or config.sft.total_epochs * order.batches_per_epoch
     role = build_actor(job, total_steps)
     trainer, timers = SftTrainer(role), Timers(device_synchronizer(job.platform.device))

@@ -30,9 +30,7 @@ class ThroughputMeter:
             "perf/time_per_step": Metric(step_s),
             "perf/tokens_per_second": Metric(tokens_per_second(tokens, step_s)),
             "perf/throughput": Metric(throughput(tokens, step_s, self.world_size)),
-            "perf/actor_generate_tokens_per_second": Metric(
-                tokens_per_second(int(rollouts.response_lengths_B.sum()), gen_s)
-            ),
+            "perf/actor_generate_tokens_per_second": Metric(tokens_per_second(int(rollouts.response_lengths_B.sum()), gen_s)),
         }
         if self.peak_flops_per_s is not None and "timing_s/update_actor" in timings:
             flops = train_flops(self.model, lengths)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from megatron_rl.algorithms.pass_at_k import pass_at_k
+from megatron_rl.algorithms.pass_at_k import pass_at_k, powers_of_two
 from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.scoring import RewardScorer
@@ -18,22 +20,20 @@ class Validator:
     def __init__(
         self,
         *,
-        prompts: PromptBatch,
-        batch_size: int | None,
+        batches: Sequence[PromptBatch],
         generator: RolloutGenerator,
         sampling: SamplingSettings,
         scorer: RewardScorer,
     ) -> None:
-        """Hold the prompts; ``batch_size`` prompts go into one engine call, None = all."""
-        self._prompts = prompts
-        self._batch_size = batch_size or len(prompts.prompts)
+        """Hold the prompts; each batch goes into one engine call."""
+        self._batches = batches
         self._generator = generator
         self._sampling = sampling
         self._scorer = scorer
 
     def run(self, policy_version: int) -> Metrics:
         """Validate; the same questions and the same sampling seeds every time. Enters the generator's collectives."""
-        rewards = np.concatenate([self._rewards(batch, policy_version) for batch in self._batches()])
+        rewards = np.concatenate([self._rewards(batch, policy_version) for batch in self._batches])
         solved = (rewards > 0.5).sum(axis=1)
         n = rewards.shape[1]
         metrics = {
@@ -41,16 +41,9 @@ class Validator:
             "val/accuracy/mean": Metric(float((rewards > 0.5).mean())),
             "val/num_prompts": Metric(float(rewards.shape[0]), "sum"),
         }
-        k = 1
-        while k <= n:
+        for k in powers_of_two(n):
             metrics[f"val/pass@{k}"] = Metric(float(np.mean([pass_at_k(n, int(c), k) for c in solved])))
-            k *= 2
         return metrics
-
-    def _batches(self) -> list[PromptBatch]:
-        prompts = self._prompts.prompts
-        starts = range(0, len(prompts), self._batch_size)
-        return [PromptBatch(prompts=prompts[i : i + self._batch_size], epoch=0) for i in starts]
 
     def _rewards(self, batch: PromptBatch, policy_version: int) -> np.ndarray:
         rollouts, _ = self._generator.generate(batch, self._sampling, step=0, policy_version=policy_version)
