@@ -19,6 +19,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_CODE_REQUEUE = 85
 """Exit code of ranks that saved because they were told to stop; no failure."""
 _PR_SET_PDEATHSIG = 1
+_AGENT_REPORT = re.compile(rb"^E\d{4} [\d:.]+ .*failed \(exitcode", re.MULTILINE)
+"""First line of torchrun's own account of a failure: forty lines that go to the log, ours goes to the console."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
@@ -96,12 +98,16 @@ def _children(pid: int) -> list[int]:
 def _copy(stream: IO[bytes], log: IO[bytes]) -> list[str]:
     """Copy bytes as they come (progress bars have no line ends); return the last lines."""
     tail: deque[bytes] = deque(maxlen=64)
+    shown = True
     while chunk := os.read(stream.fileno(), 65536):
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
         log.write(chunk)
         log.flush()
         tail.append(chunk)
+        report = _AGENT_REPORT.search(chunk)
+        if shown:
+            sys.stdout.buffer.write(chunk[: report.start()] if report else chunk)
+            sys.stdout.buffer.flush()
+        shown = shown and report is None
     return b"".join(tail).decode(errors="replace").splitlines()
 
 

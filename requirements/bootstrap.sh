@@ -4,7 +4,7 @@
 #   requirements/bootstrap.sh            engine chosen by the machine: gpu where nvidia-smi answers, else cpu
 #   ENGINE=cpu requirements/bootstrap.sh
 #   PYTHON=/path/to/python3.12 requirements/bootstrap.sh
-set -euo pipefail
+set -Eeuo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=.venv

@@ -45,6 +45,7 @@ def test_launch_task_names_the_first_failing_rank_last(tmp_path) -> None:
     done = start("evaluate", tmp_path)
     output, _ = done.communicate(timeout=120)
     assert done.returncode == 7
+    assert "ChildFailedError" not in output
     assert "error: rank 1 failed first (exit code 7)" in output
     assert output.rstrip().splitlines()[-1] == "  rank 1 | ValueError: rank 1 is broken on purpose"
 
