@@ -105,6 +105,11 @@ def cut_rows(lengths: Sequence[int], rule: CutRule) -> list[list[Rows]]:
         count += 1
 
 
+def packed_length(lengths: Iterable[int], multiple: int) -> int:
+    """T of a pack of documents: their sum rounded up to ``multiple``, never 0."""
+    return max(1, -(-sum(lengths) // multiple)) * multiple
+
+
 def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
     """Positions of the rows' tokens in a flattened ``[B, width]`` tensor, i64, on the host."""
     pieces = [torch.arange(row * width, row * width + length) for row, length in zip(rows, lengths, strict=True)]
@@ -125,6 +130,8 @@ class Packer:
     """Tokens of each of the B rows, on the host."""
     multiple: int
     device: torch.device
+    fixed_length: int | None = None
+    """T of every pack (at least what its rows need); None = as long as the rows."""
 
     def _gather(self, x_BS: Tensor, index_T: Tensor, num_padding: int) -> Tensor:
         picked = x_BS.reshape(-1)[index_T.to(x_BS.device)]
@@ -133,8 +140,8 @@ class Packer:
     def _layout(self, rows: Rows) -> tuple[Tensor, tuple[int, ...], int]:
         """Flat index, document lengths (padding document included), padding tokens."""
         lengths = tuple(self.lengths[row] for row in rows)
-        total = sum(lengths)
-        num_padding = -total % self.multiple if total else self.multiple
+        num_padding = (self.fixed_length or packed_length(lengths, self.multiple)) - sum(lengths)
+        assert num_padding >= 0
         index_T = _flat_index(lengths, rows, self.tokens_BS.shape[1])
         return index_T, (*lengths, num_padding) if num_padding else lengths, num_padding
 
@@ -172,22 +179,14 @@ class Packer:
         return to_token_position(flat.view(self.tokens_BS.shape))
 
 
-def pack_mini_batch(batch: MiniBatch, cut: Sequence[Rows], multiple: int, device: torch.device) -> list[MicroBatch]:
+def pack_mini_batch(batch: MiniBatch, packer: Packer, cut: Sequence[Rows]) -> list[MicroBatch]:
     """Pack one data-parallel share of a mini-batch.
 
     Args:
         batch: the global mini-batch.
+        packer: over the batch's tokens, predicting its counted response tokens.
         cut: rows of each micro-batch of this rank, see ``cut_rows``.
-        multiple: T is rounded up to it.
-        device: where the packs are put.
     """
-    packer = Packer(
-        tokens_BS=batch.tokens_BS,
-        mask_BS=batch.response_mask_BS,
-        lengths=tuple(batch.lengths_B.tolist()),
-        multiple=multiple,
-        device=device,
-    )
     return [_micro_batch(batch, packer, rows) for rows in cut]
 
 

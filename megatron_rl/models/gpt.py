@@ -124,8 +124,9 @@ def transformer_config(
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if interleaved else None,
         sequence_parallel=layout.sequence_parallel,
-        # Packs differ in length. Megatron wants this dispatcher then, also for dense models.
-        variable_seq_lengths=True,
+        # Packs differ in length; Megatron then wants this dispatcher, also for dense models. Its exchange of lengths
+        # pairs messages wrongly on an interleaved pipeline of two stages, so there all packs get one length.
+        variable_seq_lengths=not interleaved,
         moe_token_dispatcher_type="alltoall",
         # With two stages the next and the previous rank are the same one, and batched sends and receives of an
         # interleaved schedule then pair up wrongly, silently.

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed import ProcessGroup
 
 from megatron_rl.parallel.layout import Coordinates, ParallelLayout
+
+_TRACKED_STATE = "model-parallel-rng"
 
 
 @dataclass
@@ -100,12 +103,24 @@ class RoleGroups:
         answers = _global_answers(self.collection, self.layout)
         saved = {name: vars(parallel_state)[name] for name in answers}
         vars(parallel_state).update(answers)
-        if parallel_state._GLOBAL_MEMORY_BUFFER is None:
-            parallel_state._set_global_memory_buffer()
+        _complete_process_state()
         try:
             yield
         finally:
             vars(parallel_state).update(saved)
+
+
+def _complete_process_state() -> None:
+    """Give Megatron the two per-process objects it insists on, whatever the layout.
+
+    The random-state tracker is entered by dropout, which is off here (scoring and training must agree), so one state
+    serves all roles.
+    """
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        parallel_state._set_global_memory_buffer()
+    tracker = get_cuda_rng_tracker()
+    if _TRACKED_STATE not in tracker.get_states():
+        tracker.add(_TRACKED_STATE, seed=0)
 
 
 def _collection(layout: ParallelLayout, registry: GroupRegistry, whole: ProcessGroup) -> ProcessGroupCollection:

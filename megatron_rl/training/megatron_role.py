@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.training import TrainedRoleConfig
-from megatron_rl.data.packing import CutRule, Packer, cut_rows, pack_mini_batch
+from megatron_rl.data.packing import CutRule, Packer, Rows, cut_rows, pack_mini_batch, packed_length
 from megatron_rl.models.gpt import Head, TransformerStage, build_stage, named_local_parameters
 from megatron_rl.models.initialise import initialise
 from megatron_rl.parallel.collectives import (
@@ -200,9 +200,8 @@ class MegatronRole:
         assert self.optimizer is not None, "a frozen role cannot be updated"
         self._set_training(True)
         self.optimizer.zero_grad()
-        micro_batches = pack_mini_batch(
-            batch, self._cut(batch.lengths_B), self._token_multiple, self.platform.device
-        )
+        cut = self._cut(batch.lengths_B)
+        micro_batches = pack_mini_batch(batch, self._packer(batch, batch.response_mask_BS, cut), cut)
         kept = run_pipeline(
             self._wrapped,
             [micro_batch.packed for micro_batch in micro_batches],
@@ -238,11 +237,22 @@ class MegatronRole:
                 "The weights have drifted apart; resume from the last checkpoint and report this."
             )
 
-    @property
-    def _token_multiple(self) -> int:
-        return self.groups.layout.tensor if self.groups.layout.sequence_parallel else 1
+    def _packer(self, samples: Samples, mask_BS: Tensor, cut: Sequence[Rows]) -> Packer:
+        layout = self.groups.layout
+        lengths = tuple((samples.prompt_lengths_B + samples.response_lengths_B).tolist())
+        multiple = layout.tensor if layout.sequence_parallel else 1
+        longest = max(packed_length((lengths[row] for row in rows), multiple) for rows in cut)
+        return Packer(
+            tokens_BS=samples.tokens_BS,
+            mask_BS=mask_BS,
+            lengths=lengths,
+            multiple=multiple,
+            device=self.platform.device,
+            # An interleaved pipeline cannot tell its stages how long each pack is.
+            fixed_length=longest if layout.virtual_pipeline > 1 else None,
+        )
 
-    def _cut(self, lengths_B: Tensor) -> list[tuple[int, ...]]:
+    def _cut(self, lengths_B: Tensor) -> list[Rows]:
         """Rows of this rank's micro-batches."""
         layout, coordinates = self.groups.layout, self.groups.coordinates
         assert coordinates is not None
@@ -264,16 +274,11 @@ class MegatronRole:
     def _evaluate(self, samples: Samples, outputs: _Outputs, num_outputs: int) -> Tensor:
         """Forward pass over a global batch; f32 ``[num_outputs, B, S]`` on every rank."""
         self._set_training(False)
-        lengths_B = samples.prompt_lengths_B + samples.response_lengths_B
         tokens_BS = samples.tokens_BS
-        packer = Packer(
-            tokens_BS=tokens_BS,
-            mask_BS=response_mask(samples.prompt_lengths_B, samples.response_lengths_B, tokens_BS.shape[1]),
-            lengths=tuple(lengths_B.tolist()),
-            multiple=self._token_multiple,
-            device=self.platform.device,
-        )
-        packs = [packer.pack_tokens(rows) for rows in self._cut(lengths_B)]
+        cut = self._cut(samples.prompt_lengths_B + samples.response_lengths_B)
+        mask_BS = response_mask(samples.prompt_lengths_B, samples.response_lengths_B, tokens_BS.shape[1])
+        packer = self._packer(samples, mask_BS, cut)
+        packs = [packer.pack_tokens(rows) for rows in cut]
         last = self.chunks[-1]
 
         def last_stage(hidden: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -331,7 +336,8 @@ class MegatronRole:
 
     def _tied_copy(self) -> dict[str, Tensor]:
         """The embedding under one name on the first and on the last stage, where there are two copies."""
-        if not self.model_config.tie_word_embeddings or self.groups.layout.pipeline == 1:
+        has_copy = self.chunks[0].share_embeddings_and_output_weights and self.groups.layout.pipeline > 1
+        if not has_copy:
             return {}
         for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             if name in self.parameters:

@@ -109,7 +109,8 @@ def run_pipeline(
 
     Args:
         chunks: this rank's stages (data-parallel wrapped where gradients are wanted).
-        packs: micro-batches of this rank's data-parallel share; all ranks have equally many.
+        packs: micro-batches of this rank's data-parallel share; all ranks have equally many. On an interleaved
+            pipeline all have one length.
         last_stage: called on the last stage only, once per micro-batch.
         groups: of the role.
         forward_only: no backward pass.
@@ -142,7 +143,8 @@ def run_pipeline(
             data_iterator=[iter(range(len(packs))) for _ in chunks],
             model=list(chunks),
             num_microbatches=len(packs),
-            seq_length=1,  # not read: packs tell their own length (variable_seq_lengths)
+            # Read by interleaved schedules only, whose packs are equally long; others tell their own length.
+            seq_length=packs[0].tokens_T.numel(),
             micro_batch_size=1,
             forward_only=forward_only,
             p2p_communicator=communicator,

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["torch", "torch.distributed", "megatron_rl.types.batches"]
+_PRELOAD = ["torch", "torch.distributed", "megatron_rl.types.batches", "megatron_rl.training.megatron_role"]
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOAD)
 

@@ -1,0 +1,93 @@
+"""One role, every layout: outputs, gradients, gradient norm and updated weights equal those of a single process."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from megatron_rl.config.training import OptimConfig, RecomputeConfig, TrainedRoleConfig
+from tests.support.distributed import run_distributed
+from tests.support.tiny_models import tiny_model
+from tests.training.role_runs import Answer, RoleRun, assert_same_run, run_role
+
+_OPTIM = OptimConfig(lr=0.01, eps=0.1)
+_TWO = {
+    "tp2": dict(tensor=2),
+    "tp2_sp": dict(tensor=2, sequence_parallel=True),
+    "pp2": dict(pipeline=2),
+    "pp2_vpp2": dict(pipeline=2, virtual_pipeline=2),
+    "dp2": dict(data=2),
+}
+_FOUR = {
+    "tp2_pp2": dict(tensor=2, pipeline=2),
+    "tp2_pp2_vpp2_sp": dict(tensor=2, pipeline=2, virtual_pipeline=2, sequence_parallel=True),
+    "tp2_dp2_sp": dict(tensor=2, data=2, sequence_parallel=True),
+    "pp2_dp2": dict(pipeline=2, data=2),
+}
+_MODELS = {
+    "tied": tiny_model(),
+    "untied_qk_norm": tiny_model(tied=False, qk_norm=True),
+}
+
+
+@functools.cache
+def _single(model: str, head: str) -> Answer:
+    return run_distributed(1, run_role, RoleRun(model=_MODELS[model], head=head))[0]
+
+
+def _runs(run: list[RoleRun]) -> list[Answer]:
+    return [run_role(one) for one in run]
+
+
+def _check(world: int, layouts: dict[str, dict[str, object]], model: str, head: str) -> None:
+    base = RoleRun(model=_MODELS[model], head=head)
+    runs = [base.on(**degrees) for degrees in layouts.values()]
+    answers = run_distributed(world, _runs, runs)
+    for index, run in enumerate(runs):
+        assert_same_run([answer[index] for answer in answers], run, _single(model, head))
+
+
+@pytest.mark.parametrize("model", _MODELS)
+@pytest.mark.parametrize("head", ["lm", "value"], ids=["actor", "critic"])
+def test_update_invariant_to_tp_pp_dp_on_two_ranks(model: str, head: str) -> None:
+    _check(2, _TWO, model, head)
+
+
+@pytest.mark.parametrize("head", ["lm", "value"], ids=["actor", "critic"])
+def test_update_invariant_to_tp_pp_dp_on_four_ranks(head: str) -> None:
+    _check(4, _FOUR, "tied" if head == "lm" else "untied_qk_norm", head)
+
+
+def test_update_invariant_to_microbatching() -> None:
+    base = RoleRun()
+    fixed = [
+        replace(base, config=TrainedRoleConfig(optim=_OPTIM, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=size))
+        for size in (8, 4, 2, 1)
+    ]
+    dynamic = [
+        replace(base, config=TrainedRoleConfig(optim=_OPTIM, ppo_max_token_len_per_gpu=tokens)) for tokens in (24, 40, 1000)
+    ]
+    recomputing = [
+        replace(base, config=TrainedRoleConfig(optim=_OPTIM, recompute=RecomputeConfig(granularity=granularity)))
+        for granularity in ("selective", "full")
+    ]
+    runs = fixed + dynamic + recomputing
+    (answers,) = run_distributed(1, _runs, runs)
+    for run, answer in zip(runs, answers, strict=True):
+        assert_same_run([answer], run, _single("tied", "lm"))
+
+
+def test_update_invariant_to_distributed_optimizer() -> None:
+    run = RoleRun(config=TrainedRoleConfig(optim=_OPTIM.model_copy(update={"use_distributed_optimizer": False})))
+    answers = run_distributed(2, run_role, run.on(data=2))
+    assert_same_run(answers, run.on(data=2), _single("tied", "lm"))
+
+
+def test_tied_copies_stay_bit_equal_over_five_steps() -> None:
+    # check_replicas inside compares the two copies bit for bit.
+    run = replace(RoleRun(steps=5), config=TrainedRoleConfig()).on(pipeline=2)
+    first, last = run_distributed(2, run_role, run)
+    copies = first["weights"]["embedding.word_embeddings.weight"], last["weights"]["output_layer.weight"]  # type: ignore[index]
+    assert (copies[0] == copies[1]).all()
