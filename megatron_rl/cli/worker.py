@@ -14,6 +14,9 @@ from megatron_rl.config.run_files import read_run_config
 def main(argv: list[str]) -> int:
     """Run one task on this rank; returns its exit code. ``record`` hands a failure's traceback to torchrun."""
     # Imported here so that a broken installation is reported through ``record`` too.
+    from megatron_rl.runtime.known_warnings import silence_known_warnings
+
+    silence_known_warnings()
     from megatron_rl.training.entry import run_task
 
     task, run_dir = argv
