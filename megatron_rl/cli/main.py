@@ -34,7 +34,6 @@ COMMANDS = {
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
     "evaluate": Command("megatron_rl.cli.tasks:evaluate", "score a policy on the validation prompts"),
     "convert": Command("megatron_rl.cli.tasks:convert", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
-    "plan": Command("megatron_rl.cli.plan:run", "show what a weight transfer between two layouts moves"),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
 
