@@ -114,19 +114,23 @@ def _copy(stream: IO[bytes], log: IO[bytes]) -> list[str]:
 def _explained(code: int, tail: list[str], logs_dir: Path) -> int:
     if code == 0:
         return 0
-    found = _ROOT_CAUSE.search("\n".join(tail))
+    text = "\n".join(tail)
+    found = _ROOT_CAUSE.search(text)
     if found is None:
         return code if code > 0 else 128 - code
     rank, rank_code = int(found[1]), int(found[2])
     if rank_code != EXIT_CODE_REQUEUE:
-        print(_first_failure(rank, rank_code, logs_dir), file=sys.stderr)
+        print(_first_failure(rank, rank_code, text, logs_dir), file=sys.stderr)
     return rank_code if rank_code > 0 else 128 - rank_code
 
 
-def _first_failure(rank: int, code: int, logs_dir: Path) -> str:
+def _first_failure(rank: int, code: int, console: str, logs_dir: Path) -> str:
+    """Headline with the failing rank's last line; for a rank that did not write to the console, its last lines too."""
     ended = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
     logs = sorted(logs_dir.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    shown = _AGENT_REPORT.split(console.encode())[0].decode(errors="replace")
+    said = (logs[-1].read_text(errors="replace") if logs else shown).splitlines()
+    said = [line.removeprefix(f"[rank{rank}]: ") for line in said if line.strip()]
     lines = [f"error: rank {rank} failed first ({ended}); all output is in {logs_dir}"]
-    if logs:
-        lines += [f"  rank {rank} | {line}" for line in logs[-1].read_text(errors="replace").splitlines()[-20:]]
+    lines += [f"  rank {rank} | {line}" for line in said[-20 if logs else -1 :]]
     return "\n".join(lines)
