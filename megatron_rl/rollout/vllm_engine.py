@@ -41,6 +41,8 @@ _LOG = logging.getLogger(__name__)
 _GIB = 2**30
 _CPU_BLOCK_SIZE = 32
 """Tokens per KV block on CPU: the smallest its kernels like, so that short shared prefixes are reused."""
+_NO_SHARE_ASKED = 0.01
+"""With an explicit cache budget the share only checks free memory at the start, which other roles may hold by then."""
 _HIGHEST_ACCEPTED_TEMPERATURE = 2.0
 """The constructor of vLLM's parameters refuses more; its sampler has no such limit."""
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {"stop": "stop", "length": "length"}
@@ -285,7 +287,7 @@ def _engine_config(spec: EngineSpec) -> VllmConfig:
         # Compiling on CPU takes longer than a small run, and the eager step is as fast.
         enforce_eager=rollout.enforce_eager or on_cpu,
         block_size=_CPU_BLOCK_SIZE if on_cpu else None,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        gpu_memory_utilization=rollout.gpu_memory_utilization if rollout.kv_cache_gib is None else _NO_SHARE_ASKED,
         kv_cache_memory_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * _GIB),
         enable_sleep_mode=spec.sleep_mode,
         disable_log_stats=True,

@@ -36,20 +36,23 @@ SEEDS = [1000 * (i + 1) for i in range(8)]
 LONG_PROMPT = [5 + i % 200 for i in range(100)]
 
 
-def write_model_folder(folder: Path, tied: bool = False) -> None:
+def write_model_folder(folder: Path, tied: bool = False, **shape: int) -> None:
     """A tiny model's configuration, with generation defaults that training must not pick up."""
+    tiny = {
+        "vocab_size": VOCAB,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
     config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
-        vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=EOS[0],
+        **{**tiny, **shape},
     )
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
@@ -303,3 +306,82 @@ def global_rollouts(folder: str) -> dict[str, Any]:
         "logprobs": batch.rollout_logprobs_BS.numpy(),
         "reasons": batch.finish_reasons,
     }
+
+
+def gpu_engine(folder: str) -> dict[str, Any]:
+    """One engine with CUDA graphs and sleep mode on one GPU, bf16."""
+    path, device = Path(folder), torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    model = reference_model(path).to(torch.bfloat16)
+    torch.cuda.init()
+    cuda_state = torch.cuda.get_rng_state(device)
+    before = _rng_states()
+    spec = EngineSpec(
+        model_folder=path,
+        rollout=RolloutConfig(max_num_seqs=64, kv_cache_gib=4.0),
+        layout=RolloutLayout(),
+        device=device,
+        dtype=torch.bfloat16,
+        max_model_len=MAX_MODEL_LEN,
+        sleep_mode=True,
+    )
+    engine = VllmEngine(spec, dist.group.WORLD)
+    load(engine, model)
+    first = engine.generate(PROMPTS, settings(n=3), SEEDS)
+    found: dict[str, Any] = {
+        "rng_unchanged": _rng_states() == before and torch.equal(torch.cuda.get_rng_state(device), cuda_state),
+        "sampled": _plain(first),
+        "again": _plain(engine.generate(PROMPTS, settings(n=3), SEEDS)),
+        "other_seed": _plain(engine.generate(PROMPTS, settings(n=3), [seed + 500 for seed in SEEDS])),
+        **_gpu_logprobs(engine, model.to(device)),
+        **_stops(engine),
+        **_gpu_updates(engine, model),
+    }
+    hot = engine.generate(PROMPTS, settings(n=64, temperature=5.0, max_new_tokens=20, ignore_eos=True), SEEDS)
+    found["hot_max"] = max(token for samples in hot for c in samples for token in c.token_ids)
+    engine.shutdown()
+    return found
+
+
+def _gpu_logprobs(engine: VllmEngine, model: Qwen2ForCausalLM) -> dict[str, Any]:
+    means = {}
+    for temperature in (0.5, 1.0, 1.5):
+        differences = []
+        for prompt, (c,) in zip(PROMPTS, engine.generate(PROMPTS, settings(temperature=temperature), SEEDS), strict=True):
+            ids = torch.tensor([prompt + list(c.token_ids)], device="cuda")
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+            chosen = torch.log_softmax(logits / temperature, dim=-1)[range(len(c.token_ids)), list(c.token_ids)].cpu()
+            differences += (chosen - torch.tensor(c.logprobs)).abs().tolist()
+        means[temperature] = sum(differences) / len(differences)
+    return {"logprob_mean_differences": means}
+
+
+def _gpu_updates(engine: VllmEngine, model: Qwen2ForCausalLM) -> dict[str, Any]:
+    def greedy() -> list[int]:
+        return list(engine.generate([LONG_PROMPT], settings(temperature=0.0, ignore_eos=True), [0])[0][0].token_ids)
+
+    found: dict[str, Any] = {"greedy": greedy()}
+    weight = engine.parameters()["model.layers.0.self_attn.qkv_proj.weight"]
+    saved = weight.clone()
+    engine.begin_weight_update()
+    weight.mul_(-1.5)
+    engine.finish_weight_update(1)
+    found["edited"] = greedy()
+    engine.begin_weight_update()
+    weight.copy_(saved)
+    engine.finish_weight_update(2)
+    found["restored"] = greedy()
+    held = torch.cuda.mem_get_info()[0]
+    engine.sleep(1)
+    found["bytes_freed_by_sleep"] = torch.cuda.mem_get_info()[0] - held
+    found["asleep"] = _error(RuntimeError, greedy)
+    engine.wake()
+    found["after_sleep_1"] = greedy()
+    engine.sleep(2)
+    engine.wake(["weights"])
+    found["weights_dropped"] = _error(RuntimeError, greedy)
+    load(engine, model, version=3)
+    engine.wake(["kv_cache"])
+    found["after_sleep_2"] = greedy()
+    return found
