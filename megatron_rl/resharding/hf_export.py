@@ -50,16 +50,20 @@ def export_hf_checkpoint(
     budget_bytes: int,
     shard_bytes: int = 4 << 30,
     companions: Path | None = None,
+    special_token_ids: Mapping[str, int | list[int] | None] | None = None,
 ) -> None:
     """Write config.json, safetensors shards with index, and tokenizer files to ``folder``, replacing it.
 
     A collective over the role's group; its first rank writes, holding one shard at a time in host memory.
-    ``companions``: folder whose tokenizer files and config.json keys are kept. The folder appears under its name only
+    ``companions``: folder whose tokenizer files are copied and whose config.json gives the special token ids;
+    ``special_token_ids`` (``eos_token_id`` and the like) go before those. The folder appears under its name only
     after its headers were read back and found complete. Raises ValueError otherwise, on all ranks.
     """
     tensors = logical_tensors(model)
     shards = shard_tensors(tensors, dtype.itemsize, shard_bytes)
-    config = hf_config(model, dtype=str(dtype).removeprefix("torch."), base=_config_of(companions))
+    config = hf_config(
+        model, dtype=str(dtype).removeprefix("torch."), base={**_config_of(companions), **(special_token_ids or {})}
+    )
     writer = _FolderWriter(folder, active=weights.rank == weights.ranks[0])
     writer.attempt(writer.start)
     for number, shard in enumerate(shards):

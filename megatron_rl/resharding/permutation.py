@@ -14,7 +14,7 @@ def choose_permutation(source: LayoutFn, destination: LayoutFn, ranks: Sequence[
 
     ``destination`` maps the natural order (slot ``i`` on ``ranks[i]``). Pairs of (what a rank holds, what a slot needs)
     are matched greedily by common elements, which is optimal where sizes divide, since overlaps then nest. Ties keep
-    the natural order. Example: TP2 x DP4 to TP8, one node: slots 0..7 go to ranks 0, 2, 4, 6, 1, 3, 5, 7.
+    the natural order. Example: TP2 x DP4 to TP8, one node: slots 0..7 go to ranks 0, 4, 2, 6, 1, 5, 3, 7.
     """
     overlaps: dict[tuple[int, int], int] = {}
     permutation = list(ranks)

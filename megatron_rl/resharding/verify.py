@@ -16,6 +16,8 @@ from megatron_rl.resharding.spec import Fragment, LogicalTensor, RankFragments
 _Checksums = dict[tuple[str, Box], int]
 """(tensor, box) -> checksum."""
 
+_BLOCK_ELEMENTS = 1 << 22
+"""Checksums take 8-byte integers per element; this many at a time."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -97,20 +99,24 @@ def _checksums(
 ) -> _Checksums:
     sums: _Checksums = {}
     for f in fragments:
-        values = fragment_view(f, buffers[f.buffer]).to(dtype).contiguous()
-        sums[f.tensor, (f.start, f.stop)] = _checksum(values, f, shapes[f.tensor])
+        view, total = fragment_view(f, buffers[f.buffer]), 0
+        rows = max(1, _BLOCK_ELEMENTS * view.shape[0] // view.numel())
+        for first in range(0, view.shape[0], rows):
+            block = view[first : first + rows].to(dtype).contiguous()
+            total += _checksum(block, (f.start[0] + first, *f.start[1:]), shapes[f.tensor])
+        sums[f.tensor, (f.start, f.stop)] = total % 2**64
     return sums
 
 
-def _checksum(values: Tensor, fragment: Fragment, shape: tuple[int, ...]) -> int:
+def _checksum(values: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> int:
     """Sum modulo 2^64 of bits * (odd multiplier of the flat index in the whole tensor)."""
     bits = values.view(_INTEGERS[values.element_size()]).to(torch.int64)
     index = torch.zeros((1,) * len(shape), dtype=torch.int64, device=values.device)
-    for dim, (low, high, extent) in enumerate(zip(fragment.start, fragment.stop, shape, strict=True)):
-        places = torch.arange(low, high, device=values.device).view([-1 if d == dim else 1 for d in range(len(shape))])
-        index = index * extent + places
+    for dim, (low, length, extent) in enumerate(zip(start, values.shape, shape, strict=True)):
+        places = torch.arange(low, low + length, device=values.device)
+        index = index * extent + places.view([-1 if d == dim else 1 for d in range(len(shape))])
     weights = (index * 2654435761 + 40503) % 2147483647 * 2 + 1
-    return int((bits * weights).sum()) % 2**64
+    return int((bits * weights).sum())
 
 
 def _total(side: str, answers: Iterable[_Checksums], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -15,6 +15,8 @@ from megatron_rl.config.model import ModelConfig, RopeScalingConfig
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _ROPE_SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_KEPT_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout")
+"""What an export takes over from the config.json the model came from; all else follows from the shape."""
 _PLAIN_KEYS = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -66,12 +68,13 @@ def hf_config(model: ModelConfig, *, dtype: str, base: Mapping[str, Any] | None 
     """The content of ``config.json`` for this shape.
 
     ``dtype``: of the stored weights, for example ``"bfloat16"``. ``base``: config.json of the checkpoint the model came
-    from; its other keys (special token ids, initialiser range) are kept.
+    from, whose special token ids are kept; without one they are null, since families have defaults of their own.
     Raises ValueError where the family cannot express the shape.
     """
     _refuse_inexpressible(model)
     config: dict[str, Any] = {
-        **(base or {}),
+        **{key: None for key in _KEPT_KEYS if key.endswith("token_id")},
+        **{key: base[key] for key in _KEPT_KEYS if base is not None and key in base},
         "architectures": [_CLASSES[model.architecture]],
         "model_type": model.architecture,
         **{theirs: getattr(model, ours) for ours, theirs in _PLAIN_KEYS.items()},
@@ -85,8 +88,6 @@ def hf_config(model: ModelConfig, *, dtype: str, base: Mapping[str, Any] | None 
         "rope_parameters": {"rope_theta": model.rope_theta, **_rope_scaling(model, default="default")},
         "dtype": dtype,
     }
-    config.pop("torch_dtype", None)
-    config.pop("rope_scaling", None)
     if model.rope_scaling is not None:
         config["rope_scaling"] = _rope_scaling(model)
     if model.architecture != "qwen2":

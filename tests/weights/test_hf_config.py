@@ -59,10 +59,11 @@ def test_model_config_from_hf_reads_older_spelling(tmp_path: Path) -> None:
 
 
 def test_hf_config_keeps_special_tokens() -> None:
-    config = hf_config(tiny_model("llama"), dtype="bfloat16", base={"eos_token_id": [2, 5], "torch_dtype": "float32"})
+    config = hf_config(tiny_model("llama"), dtype="bfloat16", base={"eos_token_id": [2, 5], "layer_types": []})
     assert config["eos_token_id"] == [2, 5]
     assert config["dtype"] == "bfloat16"
-    assert "torch_dtype" not in config
+    assert config["bos_token_id"] is None
+    assert "layer_types" not in config
 
 
 REJECTED = {
