@@ -16,6 +16,7 @@ from tests.resharding.shapes import plan_sync, tiny_model
 from tests.support.distributed import run_distributed
 
 PAIRS = {
+    "tp1_to_tp1": (ParallelLayout(), RolloutLayout()),
     "tp2_to_tp2": (ParallelLayout(tensor=2), RolloutLayout(tensor=2)),
     "tp2_to_tp1dp2": (ParallelLayout(tensor=2), RolloutLayout(data=2)),
     "tp1dp2_to_tp2": (ParallelLayout(data=2), RolloutLayout(tensor=2)),
@@ -45,22 +46,35 @@ def _expected(fragments, patterns, dtype: torch.dtype) -> dict[str, torch.Tensor
     return buffers
 
 
-def _transfer(pair: str, budget_bytes: int, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[bool, int, int, float]:
+def _wire(device: str) -> dist.ProcessGroup | None:
+    """The group a transfer runs over: gloo on CPU, NCCL on one GPU per rank."""
+    if device == "cpu":
+        return dist.group.WORLD
+    torch.cuda.set_device(dist.get_rank())
+    return dist.new_group(backend="nccl")
+
+
+def _transfer(
+    pair: str, budget_bytes: int, dtypes: tuple[torch.dtype, torch.dtype], device: str = "cpu"
+) -> tuple[bool, int, int, int]:
+    """Two transfers with different values; (all equal, bytes received, lower bound, staging bytes) of this rank."""
+    group = _wire(device)
     train, rollout = PAIRS[pair]
     model, rank = tiny_model(tied="pp2" in pair), dist.get_rank()
     stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
     wanted = vllm_rules_layout(model, rollout)(rank)
     itemsize = min(dtype.itemsize for dtype in dtypes)
     plan = plan_sync(model, train, rollout, itemsize=itemsize, budget_bytes=budget_bytes)
-    sources, destinations = allocate_buffers(stored, dtypes[0], PAD), allocate_buffers(wanted, dtypes[1], PAD)
-    executor = ReshardExecutor(plan, rank, sources, destinations, dist.group.WORLD, budget_bytes)
+    sources = {name: buffer.to(device) for name, buffer in allocate_buffers(stored, dtypes[0], PAD).items()}
+    destinations = {name: buffer.to(device) for name, buffer in allocate_buffers(wanted, dtypes[1], PAD).items()}
+    executor = ReshardExecutor(plan, rank, sources, destinations, group, budget_bytes)
     equal = True
     for scale in (1.0, 2.0):
         patterns = _patterns(model, scale)
         scatter_logical(stored, patterns, sources)
         stats = executor.run()
         expected = _expected(wanted, {n: p.to(dtypes[0]) for n, p in patterns.items()}, dtypes[1])
-        equal &= all(torch.equal(destinations[name], value) for name, value in expected.items())
+        equal &= all(torch.equal(destinations[name].cpu(), value) for name, value in expected.items())
     return equal, stats.bytes_received, plan.costs[rank].bound_bytes, stats.peak_extra_bytes
 
 
@@ -68,6 +82,22 @@ def _transfer(pair: str, budget_bytes: int, dtypes: tuple[torch.dtype, torch.dty
 def test_run_matches_reference(pair: str) -> None:
     world = max(train.world_size if rollout.offset == 0 else 4 for train, rollout in [PAIRS[pair]])
     for equal, received, bound, _ in run_distributed(world, _transfer, pair, 1 << 20, (torch.float32, torch.float32)):
+        assert equal
+        assert received == bound
+
+
+@pytest.mark.gpu
+def test_run_on_one_gpu_matches_reference() -> None:
+    ((equal, received, *_),) = run_distributed(1, _transfer, "tp1_to_tp1", 1 << 20, (torch.bfloat16, torch.bfloat16), "cuda")
+    assert equal
+    assert received == 0
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("budget", [1 << 20, 4096], ids=["one_round", "many_rounds"])
+@pytest.mark.parametrize("pair", [name for name, (train, _) in PAIRS.items() if train.world_size == 2 and "apart" not in name])
+def test_run_over_nccl_matches_reference(pair: str, budget: int) -> None:
+    for equal, received, bound, _ in run_distributed(2, _transfer, pair, budget, (torch.bfloat16, torch.bfloat16), "cuda"):
         assert equal
         assert received == bound
 
