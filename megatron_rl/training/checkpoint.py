@@ -1,0 +1,226 @@
+"""Checkpoints of a run: every role and what the loop must remember, complete or not there at all."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_rl.training.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    damaged_files,
+    files_below,
+    record_files,
+    sync_folder,
+    write_atomically,
+)
+from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.role_checkpoint import load_role, save_role
+
+_log = logging.getLogger(__name__)
+
+_PARTIAL = ".partial"
+
+
+def _components(name: str, role: MegatronRole) -> tuple[str, ...]:
+    return (f"{name}/model",) if role.optimizer is None else (f"{name}/model", f"{name}/optimizer")
+
+
+def _description(role: MegatronRole) -> dict[str, object]:
+    shape = role.model_config.model_dump(mode="json", exclude={"name", "path", "tokenizer_path", "chat_template"})
+    return {"head": role.chunks[0].head, "model": shape}
+
+
+def _on_first_rank(action: Callable[[], object]) -> Any:
+    """Run something on rank 0 and give every rank its answer, or its error.
+
+    Collectives: the world.
+    """
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = action()
+        except (OSError, ValueError) as error:
+            box[1] = error
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        raise box[1]
+    return box[0]
+
+
+def _shared_work(work: Callable[[], list[Any]]) -> list[Any]:
+    """Run a share of some file work on each rank and join the results; an error on one rank is raised on all.
+
+    Collectives: the world.
+    """
+    try:
+        mine: object = work()
+    except (OSError, ValueError) as error:
+        mine = error
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for answer in everyone:
+        if isinstance(answer, Exception):
+            raise answer
+    return [item for answer in everyone for item in answer]
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """Checkpoints of one run, ``root/step_00000040`` and so on, on a file system all ranks see.
+
+    A save goes to a hidden folder, its manifest is written when every file is on disk, and one rename makes it
+    visible; the ``latest`` file follows. Methods are called by all ranks of the job together.
+    """
+
+    root: Path
+    keep: int | None = None
+    """Complete checkpoints that stay; None = all."""
+
+    def save(self, step: int, roles: Mapping[str, MegatronRole], extra: Mapping[str, Any]) -> Path:
+        """Write one complete checkpoint.
+
+        Args:
+            step: RL steps done; names the folder, and replaces an older save of the same step.
+            roles: by name; each must cover all ranks.
+            extra: this rank's picklable state (data position, KL coefficient, generator states).
+
+        Returns its folder. Collectives: the world.
+        """
+        name = f"step_{step:08d}"
+        partial = self.root / f".{name}{_PARTIAL}"
+        _on_first_rank(lambda: self._open_partial(partial, roles))
+        for role_name, role in roles.items():
+            save_role(role, partial / role_name)
+        torch.save(dict(extra), partial / "extra" / f"rank_{dist.get_rank()}.pt")
+        dist.barrier()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        records = _shared_work(lambda: record_files(partial, files_below(partial)[rank::world]))
+        manifest = Manifest(
+            step=step,
+            world_size=world,
+            components=(*(part for name, role in roles.items() for part in _components(name, role)), "extra"),
+            roles={role_name: _description(role) for role_name, role in roles.items()},
+            files=tuple(sorted(records, key=lambda record: record.path)),
+        )
+        _on_first_rank(lambda: self._publish(partial, self.root / name, manifest))
+        return self.root / name
+
+    def load(
+        self,
+        folder: Path,
+        roles: Mapping[str, MegatronRole],
+        *,
+        allow_missing: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """Restore roles from a complete checkpoint, whatever layouts it was saved on.
+
+        Args:
+            folder: of the checkpoint.
+            roles: by name; a frozen role takes the weights only.
+            allow_missing: components that may be absent, such as ``critic/optimizer``; they keep what they have.
+
+        Returns this rank's extra state (rank 0's where the checkpoint has fewer ranks).
+
+        Raises ValueError naming what is missing, damaged or of another shape. Collectives: the world.
+        """
+        manifest: Manifest = _on_first_rank(lambda: Manifest.read(folder))
+        problems = self._damage(folder, manifest)
+        if problems:
+            raise ValueError(f"{folder} is damaged: {'; '.join(problems[:5])}; resume from an older checkpoint")
+        _check_contents(folder, manifest, roles, allow_missing)
+        for name, role in roles.items():
+            if f"{name}/model" in manifest.components:
+                with_optimizer = role.optimizer is not None and f"{name}/optimizer" in manifest.components
+                load_role(role, folder / name, with_optimizer=with_optimizer)
+        return self._load_extra(folder, manifest)
+
+    def newest_complete(self) -> Path | None:
+        """The complete checkpoint with the highest step; partial and damaged ones are skipped with a warning.
+
+        Collectives: the world.
+        """
+        candidates: list[Path] = _on_first_rank(self._candidates)
+        for folder in candidates:
+            try:
+                problems = self._damage(folder, _on_first_rank(lambda folder=folder: Manifest.read(folder)))
+            except ValueError as error:
+                problems = [str(error)]
+            if not problems:
+                return folder
+            if dist.get_rank() == 0:
+                _log.warning("skipping checkpoint %s: %s", folder, "; ".join(problems[:5]))
+        return None
+
+    def _candidates(self) -> list[Path]:
+        """Published folders, newest first."""
+        for partial in sorted(self.root.glob(f".step_*{_PARTIAL}")):
+            _log.warning("ignoring %s: a save that was cut short", partial)
+        return sorted((path for path in self.root.glob("step_*") if path.is_dir()), reverse=True)
+
+    def _damage(self, folder: Path, manifest: Manifest) -> list[str]:
+        """Differences from the manifest; each rank reads a share of the files."""
+        share: tuple[FileRecord, ...] = manifest.files[dist.get_rank() :: dist.get_world_size()]
+        return [str(problem) for problem in _shared_work(lambda: damaged_files(folder, share))]
+
+    def _open_partial(self, partial: Path, roles: Mapping[str, MegatronRole]) -> None:
+        """Make an empty folder to write to, clearing the debris of saves that were cut short."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        for debris in self.root.glob(f".step_*{_PARTIAL}"):
+            shutil.rmtree(debris)
+        for name in (*roles, "extra"):
+            (partial / name).mkdir(parents=True)
+
+    def _publish(self, partial: Path, folder: Path, manifest: Manifest) -> None:
+        write_atomically(partial / MANIFEST, manifest.to_json())
+        if folder.exists():
+            # An older save of this step, from before a resume: out of the way first, a folder cannot be replaced.
+            folder.rename(self.root / f".{folder.name}.replaced{_PARTIAL}")
+        partial.rename(folder)
+        sync_folder(self.root)
+        write_atomically(self.root / "latest", f"{folder.name}\n")
+        for debris in self.root.glob(f".step_*{_PARTIAL}"):
+            shutil.rmtree(debris)
+        if self.keep is not None:
+            for old in sorted(self.root.glob("step_*"))[: -self.keep]:
+                if old.is_dir() and old != folder:
+                    shutil.rmtree(old)
+
+    def _load_extra(self, folder: Path, manifest: Manifest) -> dict[str, Any]:
+        rank = dist.get_rank()
+        if rank >= manifest.world_size:
+            rank = 0
+        if "extra" not in manifest.components:
+            return {}
+        # Written by this program: holds generator states, which torch's restricted loader refuses.
+        extra: dict[str, Any] = torch.load(folder / "extra" / f"rank_{rank}.pt", weights_only=False)
+        return extra
+
+
+def _check_contents(
+    folder: Path, manifest: Manifest, roles: Mapping[str, MegatronRole], allow_missing: Collection[str]
+) -> None:
+    wanted = [part for name, role in roles.items() for part in _components(name, role)]
+    missing = [part for part in (*wanted, "extra") if part not in manifest.components and part not in allow_missing]
+    if missing:
+        raise ValueError(
+            f"{folder} lacks {', '.join(missing)} (it has {', '.join(manifest.components)}); "
+            "resume a run of the same kind, or allow these to start afresh"
+        )
+    for name, role in roles.items():
+        saved = manifest.roles.get(name)
+        if saved is not None and saved != _description(role):
+            differing = sorted(_flat(saved).items() ^ _flat(_description(role)).items())
+            raise ValueError(f"{folder}: role {name} was saved with another model: {differing}")
+
+
+def _flat(description: Mapping[str, Any]) -> dict[str, str]:
+    return {"head": str(description["head"]), **{key: str(value) for key, value in description["model"].items()}}
