@@ -70,7 +70,9 @@ def with_world(config: RunConfig, world_size: int, num_gpus: int) -> RunConfig:
     """The configuration with every value that follows from the machine filled in; it must have passed validation."""
 
     def filled(parallel: ParallelConfig) -> ParallelConfig:
-        return parallel.model_copy(update={"data": data_degree(parallel, world_size)})
+        # A role that this task does not build may not fit the world; its degree then stays open.
+        fits = world_size % block_size(parallel) == 0
+        return parallel.model_copy(update={"data": data_degree(parallel, world_size)}) if fits else parallel
 
     rollout, trainer = config.rollout, config.trainer
     device = ("cuda" if num_gpus > 0 else "cpu") if trainer.device == "auto" else trainer.device
@@ -82,7 +84,7 @@ def with_world(config: RunConfig, world_size: int, num_gpus: int) -> RunConfig:
             "ref": config.ref.model_copy(update={"parallel": filled(config.ref.parallel or config.actor.parallel)}),
             "rollout": rollout.model_copy(
                 update={
-                    "data_parallel_size": rollout.data_parallel_size or world_size // rollout.tensor_parallel_size,
+                    "data_parallel_size": rollout.data_parallel_size or world_size // rollout.tensor_parallel_size or None,
                     "max_model_len": max_model_len(config),
                 }
             ),

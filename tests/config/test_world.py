@@ -49,3 +49,10 @@ def test_with_world_fills_every_derived_value() -> None:
     assert (config.actor.parallel.data, config.critic.parallel.data, config.rollout.data_parallel_size) == (2, 2, 4)
     assert config.ref.parallel == config.actor.parallel
     assert (config.trainer.n_gpus_per_node, config.trainer.device, config.rollout.max_model_len) == (4, "cpu", 24)
+
+
+def test_with_world_roundtrips_when_a_role_the_task_does_not_build_cannot_fit() -> None:
+    config = compose(["experiment=tiny_cpu", "critic.parallel.pipeline=2", "actor.parallel.tensor=1"])
+    resolved = with_world(config, world_size=1, num_gpus=0)
+    assert resolved.critic.parallel.data is None
+    assert type(config).model_validate_json(resolved.model_dump_json()) == resolved
