@@ -1,0 +1,170 @@
+"""A token loss evaluated where the logits are: three matrix products, since per-token gradients are known at once.
+
+Each cut of tokens keeps its logits in half precision until its loss is known, turns them into their gradient in place
+and feeds both backward products. Losses that tie tokens of different cuts together (sequence-level ratios) need
+recompute.py instead.
+
+Shape suffixes: N positions, C positions of a cut, V vocabulary rows of this rank, H hidden, K tiles across V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from kernels.linear_logprob.products import add_product, product_f32
+from kernels.linear_logprob.stats import RowStats, combine
+from kernels.linear_logprob.tiles import Tiling, Workspace, wide_tiling
+from kernels.linear_logprob.triton import absorb_tile, differentiate_kept, new_stats
+
+ROW_ALIGNMENT = 64
+"""Kept rows start at multiples of this many elements, as the matrix units want."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGradients:
+    """What a token loss answers for one cut."""
+
+    loss: Tensor
+    """f32 scalar, the cut's share of the loss."""
+    grad_logprobs_C: Tensor
+    """f32."""
+    grad_entropy_C: Tensor | None
+    """f32; None where the loss has no entropy term."""
+
+
+TokenLoss = Callable[[slice, Tensor, Tensor | None], TokenGradients]
+"""``token_loss(tokens, logprobs_C, entropy_C)``; entropy is None unless asked for."""
+
+
+def differentiated(loss: Callable[[slice, Tensor, Tensor | None], Tensor]) -> TokenLoss:
+    """Make a :data:`TokenLoss` of any differentiable scalar loss, through autograd on ``[C]`` tensors."""
+
+    def token_loss(tokens: slice, logprobs_C: Tensor, entropy_C: Tensor | None) -> TokenGradients:
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in (logprobs_C, entropy_C) if x is not None]
+            value = loss(tokens, leaves[0], leaves[1] if entropy_C is not None else None)
+            grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        return TokenGradients(value.detach(), grads[0], grads[1] if entropy_C is not None else None)
+
+    return token_loss
+
+
+class _Cuts:
+    """Buffers and running gradients of one call."""
+
+    def __init__(self, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, tiling: Tiling) -> None:
+        self.hidden_NH, self.weight_VH, self.targets_N = hidden_NH, weight_VH, targets_N
+        self.temperature, self.tiling = temperature, tiling
+        device, (num_rows, _) = hidden_NH.device, weight_VH.shape
+        self.row_cuts = tiling.row_cuts(num_rows)
+        cut = min(tiling.num_tokens, hidden_NH.shape[0])
+        self._logits = Workspace(cut * min(tiling.num_rows, num_rows), torch.float32, device)
+        stride = -(-num_rows // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        self._kept = torch.empty(cut, stride, dtype=hidden_NH.dtype, device=device)[:, :num_rows]
+        self._shift = Workspace(len(self.row_cuts) * cut, torch.float32, device)
+        self._total = torch.empty(cut, hidden_NH.shape[1], dtype=torch.float32, device=device)
+        self.grad_hidden_NH = torch.zeros_like(hidden_NH)
+        self.grad_weight_VH = torch.zeros_like(weight_VH)
+
+    def forward(self, tokens: slice, with_entropy: bool) -> Tensor:
+        """Fill the kept logits of a cut; its statistics ``[4, C]``."""
+        hidden_CH = self.hidden_NH[tokens]
+        stats_4C = new_stats(hidden_CH.shape[0], hidden_CH.device)
+        shift_KC = self._shift.tile(len(self.row_cuts), hidden_CH.shape[0])
+        for tile, rows in enumerate(self.row_cuts):
+            logits_CR = self._logits.tile(hidden_CH.shape[0], rows.stop - rows.start)
+            product_f32(hidden_CH, self.weight_VH[rows].T, logits_CR)
+            absorb_tile(
+                logits_CR,
+                self.targets_N[tokens],
+                stats_4C,
+                first_row=rows.start,
+                temperature=self.temperature,
+                with_entropy=with_entropy,
+                kept_CV=self._kept,
+                shift_C=shift_KC[tile],
+            )
+        return stats_4C
+
+    def backward(self, tokens: slice, stats: RowStats, upstream: TokenGradients) -> None:
+        """Add the gradients of the cut whose logits are kept."""
+        hidden_CH = self.hidden_NH[tokens]
+        if not self.row_cuts:
+            return
+        kept_CV, total_CH = self._kept[: hidden_CH.shape[0]], self._total[: hidden_CH.shape[0]]
+        differentiate_kept(
+            kept_CV,
+            self._shift.tile(len(self.row_cuts), hidden_CH.shape[0]),
+            self.targets_N[tokens],
+            stats.log_total_N,
+            stats.entropy_N,
+            upstream.grad_logprobs_C.contiguous(),
+            None if upstream.grad_entropy_C is None else upstream.grad_entropy_C.contiguous(),
+            tile_rows=self.tiling.num_rows,
+            temperature=self.temperature,
+        )
+        product_f32(kept_CV, self.weight_VH, total_CH)
+        self.grad_hidden_NH[tokens] = total_CH
+        add_product(self.grad_weight_VH, kept_CV.T, hidden_CH)
+
+
+class _LinearTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        targets_N: Tensor,
+        token_loss: TokenLoss,
+        temperature: float,
+        with_entropy: bool,
+        group: ProcessGroup | None,
+        tiling: Tiling,
+    ) -> Tensor:
+        cuts = _Cuts(hidden_NH, weight_VH, targets_N, temperature, tiling)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
+        for tokens in tiling.token_cuts(hidden_NH.shape[0]):
+            stats = combine(cuts.forward(tokens, with_entropy), group)
+            upstream = token_loss(tokens, stats.logprobs_N, stats.entropy_N if with_entropy else None)
+            loss += upstream.loss
+            cuts.backward(tokens, stats, upstream)
+        ctx.save_for_backward(cuts.grad_hidden_NH, cuts.grad_weight_VH)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
+        # In place: the gradients belong to this op, and a second copy of the weight's would double the peak.
+        return grad_hidden_NH.mul_(grad_loss), grad_weight_VH.mul_(grad_loss), None, None, None, None, None, None
+
+
+def linear_token_loss_triton(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    token_loss: TokenLoss,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    group: ProcessGroup | None,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """See :func:`kernels.linear_logprob.linear_token_loss`."""
+    tiling = tiling or wide_tiling(hidden_NH.shape[0], weight_VH.shape[0], hidden_NH.element_size())
+    loss: Tensor = _LinearTokenLoss.apply(
+        hidden_NH.contiguous(),
+        weight_VH.contiguous(),
+        targets_N.contiguous(),
+        token_loss,
+        temperature,
+        with_entropy,
+        group,
+        tiling,
+    )
+    return loss
