@@ -33,7 +33,7 @@ COMMANDS = {
     "sft": Command("megatron_rl.cli.tasks:sft", "fine-tune on prompt/response pairs"),
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
     "evaluate": Command("megatron_rl.cli.tasks:evaluate", "score a policy on the validation prompts"),
-    "convert": Command("megatron_rl.cli.tasks:convert", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
+    "convert": Command("megatron_rl.cli.convert:run", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
 

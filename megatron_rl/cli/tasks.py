@@ -1,4 +1,4 @@
-"""Commands that run one task on every rank: ``train``, ``sft``, ``generate``, ``evaluate``, ``convert``."""
+"""Commands that run one task on every rank: ``train``, ``sft``, ``generate``, ``evaluate``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,3 @@ def evaluate(argv: list[str]) -> int:
     """Score a policy on held-out prompts; returns the exit code of the ranks."""
     return launch_task("evaluate", compose_run(argv))
 
-
-def convert(argv: list[str]) -> int:
-    """Convert between checkpoint formats; returns the exit code of the ranks."""
-    return launch_task("convert", compose_run(argv))

@@ -134,7 +134,13 @@ def _build(
     return LoopParts(
         trainer=trainer,
         stream=stream,
-        state=RunState(CheckpointStore(checkpoints_dir(config)), roles, stream, kl_controller, config.trainer),
+        state=RunState(
+            CheckpointStore(checkpoints_dir(config), config.trainer.max_checkpoints_to_keep),
+            roles,
+            stream,
+            kl_controller,
+            config.trainer,
+        ),
         validator=_validator(job, tokenizer, rollout, scorer),
         logger=logger,
         samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
