@@ -9,6 +9,7 @@ from typing import cast
 
 from launchers.environment import OutsideLaunch, num_visible_gpus, outside_launch, worker_environment
 from launchers.job import WORKER_MODULE, JobSpec
+from launchers.ports import port_problem
 from launchers.run_folder import agree_on_run_folder, create_run_folder
 from launchers.supervise import run_supervised
 from launchers.torchrun import torchrun_command
@@ -35,6 +36,8 @@ def launch_task(task: str, config: RunConfig, module: str = WORKER_MODULE) -> in
     kind = cast(Task, task)
     world = outside.world_size if outside else ranks_per_node(config, gpus, kind) * config.trainer.nnodes
     problems = validate(config, task=kind, world_size=world)
+    if gpus and world // config.trainer.nnodes > gpus:
+        problems.append(f"trainer.n_gpus_per_node={world // config.trainer.nnodes}: this machine shows {gpus} GPUs")
     if problems:
         raise ConfigError(problems)
     resolved = with_world(config, world, gpus)
@@ -62,6 +65,10 @@ def _start_here(task: str, config: RunConfig, module: str) -> int:
                 "start it on every node with torchrun or srun instead (they set RANK)"
             ]
         )
+    port = config.launcher.master_port
+    taken = port_problem(port) if port is not None else None
+    if taken:
+        raise ConfigError([taken])
     run_dir = create_run_folder(config)
     job = JobSpec(
         task=task,
@@ -69,7 +76,7 @@ def _start_here(task: str, config: RunConfig, module: str) -> int:
         ranks_per_node=config.trainer.n_gpus_per_node or 1,
         module=module,
         master_addr=config.launcher.master_addr,
-        master_port=config.launcher.master_port,
+        master_port=port,
     )
     print(f"{task}: {job.ranks_per_node} ranks, run folder {run_dir}", flush=True)
     return run_supervised(torchrun_command(job), _environment(config, run_dir.name), job.logs_dir)

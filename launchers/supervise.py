@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_CODE_REQUEUE = 85
 """Exit code of ranks that saved because they were told to stop; no failure."""
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.5
 _AGENT_REPORT = re.compile(rb"^E\d{4} [\d:.]+ .*failed \(exitcode", re.MULTILINE)
 """First line of torchrun's own account of a failure: forty lines that go to the log, ours goes to the console."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
@@ -45,7 +47,7 @@ def run_supervised(command: list[str], environment: Mapping[str, str], logs_dir:
         )
         assert child.stdout is not None
         with _forwarding(child):
-            tail = _copy(child.stdout, log)
+            tail = _copy(child, child.stdout, log)
             code = child.wait()
     return _explained(code, tail, logs_dir)
 
@@ -95,11 +97,11 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in listing.read_text().split()] if listing.exists() else []
 
 
-def _copy(stream: IO[bytes], log: IO[bytes]) -> list[str]:
-    """Copy bytes as they come (progress bars have no line ends); return the last lines."""
+def _copy(child: subprocess.Popen[bytes], stream: IO[bytes], log: IO[bytes]) -> list[str]:
+    """Copy bytes as they come (progress bars have no line ends) until the child is gone; return the last lines."""
     tail: deque[bytes] = deque(maxlen=64)
     shown = True
-    while chunk := os.read(stream.fileno(), 65536):
+    for chunk in _chunks(child, stream):
         log.write(chunk)
         log.flush()
         tail.append(chunk)
@@ -109,6 +111,19 @@ def _copy(stream: IO[bytes], log: IO[bytes]) -> list[str]:
             sys.stdout.buffer.flush()
         shown = shown and report is None
     return b"".join(tail).decode(errors="replace").splitlines()
+
+
+def _chunks(child: subprocess.Popen[bytes], stream: IO[bytes]) -> Iterator[bytes]:
+    """Output of the child; a process it left behind may hold the pipe open, so its own end counts too."""
+    while True:
+        ready, _, _ = select.select([stream], [], [], _POLL_S)
+        if ready:
+            chunk = os.read(stream.fileno(), 65536)
+            if not chunk:
+                return
+            yield chunk
+        elif child.poll() is not None:
+            return
 
 
 def _explained(code: int, tail: list[str], logs_dir: Path) -> int:

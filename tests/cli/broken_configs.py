@@ -87,6 +87,10 @@ BROKEN = {
     "long_prompt": BrokenConfig(
         (*GRPO, "data.reasoning_gym=null", "data.train_files=[FILES/prompts.jsonl]", "data.train_batch_size=1"), "row 1"
     ),
+    "too_few_rows": BrokenConfig(
+        (*GRPO, "data.reasoning_gym=null", "data.train_files=[FILES/prompts.jsonl]", "data.max_prompt_length=200"),
+        "there are only 3 rows",
+    ),
     "not_json": BrokenConfig((*GRPO, "data.reasoning_gym=null", "data.train_files=[FILES/bad.jsonl]"), "not valid JSON"),
     "prompt_key": BrokenConfig(
         (*GRPO, "data.reasoning_gym=null", "data.train_files=[FILES/prompts.jsonl]", "data.prompt_key=question"), "question"
