@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 
@@ -23,7 +25,8 @@ def save_role(role: MegatronRole, folder: Path) -> None:
 
     Collectives: all ranks of the job. ``folder`` must exist and be empty.
     """
-    dist_checkpointing.save(_state(role, loading=False), str(folder), content_metadata={"format": "megatron_rl"})
+    with _results_stay_in_process():
+        dist_checkpointing.save(_state(role, loading=False), str(folder), content_metadata={"format": "megatron_rl"})
 
 
 def load_role(role: MegatronRole, folder: Path, *, with_optimizer: bool) -> None:
@@ -75,6 +78,21 @@ def _state(role: MegatronRole, *, loading: bool, with_optimizer: bool = True) ->
             )
             state["schedule"] = role.optimizer.state_dict()
     return state
+
+
+@contextmanager
+def _results_stay_in_process() -> Iterator[None]:
+    """Collect write results through an ordinary queue.
+
+    Saving is synchronous here, but Megatron would still start a server process for its queue: seconds at each run's
+    first save, a process to clean up after a crash, and a hang where the main script cannot be imported again.
+    """
+    previous = filesystem_async._results_queue
+    filesystem_async._results_queue = queue.Queue()
+    try:
+        yield
+    finally:
+        filesystem_async._results_queue = previous
 
 
 def _leaves(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
