@@ -10,6 +10,9 @@ _IGNORED = (
     {"module": r"megatron\.core\..*", "category": UserWarning},
     # Megatron's gradient hooks read .grad of a pipeline's received activations, which is meant.
     {"message": r"The \.grad attribute of a Tensor that is not a leaf", "category": UserWarning},
+    # Megatron's distributed checkpoint is built on torch's, which reads its metadata in one process on purpose.
+    {"message": r"torch\.distributed is disabled, unavailable or uninitialized", "category": UserWarning},
+    {"message": r"Please use DTensor instead", "category": FutureWarning},
 )
 _LOGGERS_AT_ERROR = (
     # GPTModel's migration notice and DDP's layout hint: models are built in one factory (models/gpt.py).
