@@ -70,6 +70,17 @@ fingerprint() { # changes whenever something that decides the environment's cont
 
 pip_install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@"; }
 
+# Runs a long command with a line every 20 seconds, so that nobody takes it for stuck.
+with_heartbeat() {
+    local status=0 heart
+    while sleep 20 >/dev/null 2>&1; do say "    still at it: $SECONDS s, $(du -sh "$VENV" | cut -f1) installed"; done &
+    heart=$!
+    "$@" || status=$?
+    kill "$heart" 2>/dev/null || true
+    wait "$heart" 2>/dev/null || true
+    return "$status"
+}
+
 explain_failed_install() {
     cat >&2 <<TEXT
 setup: installing failed; pip's message is above.
@@ -106,7 +117,7 @@ constraints=(--constraint requirements/constraints.txt)
 say "1/4 build tools"
 pip_install --requirement requirements/build.txt
 say "2/4 torch, Megatron-Core, Hydra, the engine's dependencies, test tools (minutes; about 5 GB the first time)"
-pip_install "${constraints[@]}" --requirement requirements/base.txt --requirement "requirements/$engine.txt" \
+with_heartbeat pip_install "${constraints[@]}" --requirement requirements/base.txt --requirement "requirements/$engine.txt" \
     --requirement requirements/wandb.txt --requirement requirements/dev.txt
 if [ "$engine" = cpu ]; then
     say "3/4 vLLM for CPU"

@@ -31,7 +31,23 @@ def executable(path: Path, text: str) -> Path:
 
 def bootstrap(checkout: Path, tools: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run with a PATH of the made-up tools and the plain system commands the script needs."""
-    for command in ("bash", "cat", "cksum", "df", "dirname", "ls", "mkdir", "rm", "sort", "tail", "tr", "uname"):
+    for command in (
+        "bash",
+        "cat",
+        "cksum",
+        "cut",
+        "df",
+        "du",
+        "dirname",
+        "ls",
+        "mkdir",
+        "rm",
+        "sleep",
+        "sort",
+        "tail",
+        "tr",
+        "uname",
+    ):
         link, target = tools / command, shutil.which(command)
         if target and not link.exists():
             tools.mkdir(parents=True, exist_ok=True)
