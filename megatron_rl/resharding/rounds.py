@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from megatron_rl.resharding.pieces import Piece, split_head
 from megatron_rl.resharding.plan import Message, Round, Transfer
@@ -50,26 +51,58 @@ def schedule_rounds(transfers: Sequence[Transfer], max_elements: int) -> tuple[R
         return ()
     size = 1 + max(max(t.source_rank, t.destination_rank) for t in transfers)
     ordered = sorted(transfers, key=lambda t: ((t.destination_rank - t.source_rank) % size, t.source_rank))
-    sending: defaultdict[int, list[int]] = defaultdict(list)
-    receiving: defaultdict[int, list[int]] = defaultdict(list)
-    full_until: defaultdict[tuple[str, int], int] = defaultdict(int)
+    senders: defaultdict[int, _Slots] = defaultdict(_Slots)
+    receivers: defaultdict[int, _Slots] = defaultdict(_Slots)
     rounds: list[list[Transfer]] = []
+    # A slot this full is passed over at once, so that the search stays short however uneven the messages are.
+    full = max_elements - max_elements // 16
     for transfer in ordered:
-        sent, received = sending[transfer.source_rank], receiving[transfer.destination_rank]
-        sender, receiver = ("send", transfer.source_rank), ("receive", transfer.destination_rank)
-        number = max(full_until[sender], full_until[receiver])
+        sender, receiver = senders[transfer.source_rank], receivers[transfer.destination_rank]
         needed = transfer.message.num_elements
-        while _load(sent, number) + needed > max_elements or _load(received, number) + needed > max_elements:
-            number += 1
-        for loads, who in ((sent, sender), (received, receiver)):
-            loads.extend([0] * (number + 1 - len(loads)))
-            loads[number] += needed
-            while _load(loads, full_until[who]) >= max_elements:
-                full_until[who] += 1
+        number = _first_fit(sender, receiver, max_elements - needed)
+        sender.fill(number, needed, full)
+        receiver.fill(number, needed, full)
         rounds.extend([] for _ in range(number + 1 - len(rounds)))
         rounds[number].append(transfer)
     return tuple(tuple(transfers) for transfers in rounds)
 
 
-def _load(loads: list[int], number: int) -> int:
-    return loads[number] if number < len(loads) else 0
+@dataclass(slots=True)
+class _Slots:
+    """How full the slots of one rank and direction are, round by round; rounds beyond the lists are empty."""
+
+    loads: list[int] = field(default_factory=list)
+    skip: list[int] = field(default_factory=list)
+    """Where to look on: the round itself while it is open, some later round once it is full."""
+
+    def open_from(self, number: int) -> int:
+        """First open round from ``number`` on."""
+        skip = self.skip
+        while number < len(skip) and skip[number] != number:
+            after = skip[number]
+            if after < len(skip):
+                skip[number] = skip[after]
+            number = after
+        return number
+
+    def load(self, number: int) -> int:
+        return self.loads[number] if number < len(self.loads) else 0
+
+    def fill(self, number: int, elements: int, full: int) -> None:
+        if number >= len(self.loads):
+            self.skip.extend(range(len(self.skip), number + 1))
+            self.loads.extend([0] * (number + 1 - len(self.loads)))
+        self.loads[number] += elements
+        if self.loads[number] >= full:
+            self.skip[number] = number + 1
+
+
+def _first_fit(sender: _Slots, receiver: _Slots, room: int) -> int:
+    """First round in which neither side holds more than ``room`` elements."""
+    number = 0
+    while True:
+        number = sender.open_from(number)
+        later = receiver.open_from(number)
+        if later == number and sender.load(number) <= room and receiver.load(number) <= room:
+            return number
+        number = number + 1 if later == number else later
