@@ -1,8 +1,12 @@
-"""Parameter counts from a model's shape."""
+"""Parameter counts from a model's shape: whole, and of one rank."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.estimator.flops import Head
+from megatron_rl.parallel.layout import ParallelLayout, padded_vocab_size
 
 
 def attention_parameters(model: ModelConfig) -> int:
@@ -41,3 +45,84 @@ def total_parameters(model: ModelConfig) -> int:
     per_layer = attention_parameters(model) + 2 * model.hidden_size
     layers = sum(per_layer + mlp_parameters(model, layer) for layer in range(model.num_layers))
     return layers + model.hidden_size + embedding_parameters(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """One layer by how it is cut."""
+
+    cut: int
+    """Over the tensor-parallel ranks."""
+    replicated: int
+    """On every rank: norms, router, down-projections of latent attention."""
+    routed: int
+    """Routed experts, over expert * expert_tensor ranks."""
+
+
+def layer_parts(model: ModelConfig, layer: int) -> LayerParts:
+    """Split one layer's weights by how Megatron-Core and vLLM cut them."""
+    replicated = 2 * model.hidden_size
+    if model.mla is not None:
+        mla = model.mla
+        replicated += model.hidden_size * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim)
+        replicated += mla.q_lora_rank + mla.kv_lora_rank
+    elif model.qk_norm:
+        replicated += 2 * model.kv_channels
+    mlp, moe, routed = mlp_parameters(model, layer), model.moe, 0
+    if moe is not None and layer >= moe.num_dense_layers:
+        routed = 3 * model.hidden_size * moe.expert_intermediate_size * moe.num_experts
+        shared = 3 * model.hidden_size * moe.expert_intermediate_size * moe.num_shared_experts
+        replicated += mlp - routed - shared
+    total = attention_parameters(model) + 2 * model.hidden_size + mlp
+    return LayerParts(cut=total - replicated - routed, replicated=replicated, routed=routed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParameters:
+    """Weights one rank stores."""
+
+    dense: int
+    """Replicated over the data-parallel ranks."""
+    routed: int
+    """Routed experts, replicated over the expert-data-parallel ranks."""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.dense + self.routed
+
+
+def stage_range(model: ModelConfig, layout: ParallelLayout, stage: int) -> range:
+    """Layers of a pipeline stage, as many as any; chunks of an interleaved pipeline hold equally many."""
+    size = -(-model.num_layers // layout.pipeline)
+    return range(stage * size, min(model.num_layers, (stage + 1) * size))
+
+
+def rank_parameters(model: ModelConfig, layout: ParallelLayout, stage: int, head: Head = "lm") -> RankParameters:
+    """Weights of a Megatron-Core rank on pipeline stage ``stage``, vocabulary padding included."""
+    tensor = layout.tensor
+    parts = [layer_parts(model, layer) for layer in stage_range(model, layout, stage)]
+    dense = sum(part.cut // tensor + part.replicated for part in parts)
+    vocab_rows = padded_vocab_size(model.vocab_size, tensor) // tensor * model.hidden_size
+    if stage == 0:
+        dense += vocab_rows
+    if stage == layout.pipeline - 1:
+        dense += model.hidden_size
+        if head == "value":
+            dense += model.hidden_size
+        elif not model.tie_word_embeddings or layout.pipeline > 1:
+            dense += vocab_rows
+    return RankParameters(dense=dense, routed=sum(part.routed for part in parts) // (layout.expert * layout.etp))
+
+
+def engine_parameters(model: ModelConfig, tensor: int) -> int:
+    """Weights of one engine rank; key/value heads are held by several ranks where TP exceeds their number."""
+    padded_vocab = -(-model.vocab_size // 64) * 64
+    parts = [layer_parts(model, layer) for layer in range(model.num_layers)]
+    count = sum((part.cut + part.routed) // tensor + part.replicated for part in parts) + model.hidden_size
+    if model.mla is None and tensor > model.num_key_value_heads:
+        columns = model.hidden_size + (1 if model.qkv_bias else 0)
+        held = 2 * model.kv_channels * columns
+        count += model.num_layers * (held - held * model.num_key_value_heads // tensor)
+    copies = 1 if model.tie_word_embeddings else 2
+    return count + copies * padded_vocab // tensor * model.hidden_size

@@ -1,0 +1,117 @@
+"""What is estimated: which roles run how on which cards, and the work of one step. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_rl.config.model import ModelConfig
+from megatron_rl.estimator.flops import Head
+from megatron_rl.parallel.layout import ParallelLayout
+
+RoleName = Literal["actor", "critic", "reference"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "sleep", "swap", "host_optimizer"]
+"""What leaves the GPU. ``none``: nothing. ``sleep``: the engine's weights and cache outside the rollout. ``swap``: also
+everything of a role, but the actor's weights, outside its own phases. ``host_optimizer``: also the optimizer, always."""
+TRAINABLE_OFFLOADS: tuple[Offload, ...] = ("none",)
+"""What the trainer of this version can do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSetup:
+    """One Megatron role. Example: the actor on TP2, PP1, DP2 with 16,384 tokens in a micro-batch."""
+
+    name: RoleName
+    layout: ParallelLayout
+    micro_batch_tokens: int
+    recompute: Recompute = "none"
+    trained: bool = True
+    distributed_optimizer: bool = True
+
+    @property
+    def head(self) -> Head:
+        """A critic has one value per token instead of the vocabulary."""
+        return "value" if self.name == "critic" else "lm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """The rollout engines: ``data`` of them, each cut over ``tensor`` ranks."""
+
+    tensor: int
+    data: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: int
+    """Per rank."""
+    prefix_caching: bool = True
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Roles that share the same cards, every role on all of them."""
+
+    model: ModelConfig
+    roles: tuple[RoleSetup, ...]
+    engine: EngineSetup | None
+    offload: Offload = "none"
+    weight_bytes: int = 2
+    """Per element: 2 = bf16, 4 = f32."""
+    sync_budget_bytes: int = 256 * 2**20
+    on_gpu: bool = True
+
+    @property
+    def num_gpus(self) -> int:
+        """Ranks of every role."""
+        return self.roles[0].layout.world_size
+
+    def role(self, name: RoleName) -> RoleSetup | None:
+        """A role by name; None where it does not live here."""
+        return next((role for role in self.roles if role.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One step's work and how often it is done. Lengths in tokens."""
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    prompt_tokens: int
+    """Mean."""
+    response_tokens: int
+    """Mean."""
+    max_prompt_tokens: int
+    max_response_tokens: int
+    num_prompts: int
+    """In the data set."""
+    epochs: int
+    uses_critic: bool
+    uses_reference: bool
+    actor_optimizer_steps: int = 1
+    """Per rollout: mini-batches * ppo_epochs."""
+    actor_passes: int = 1
+    """ppo_epochs: how often each sample is trained on."""
+    critic_optimizer_steps: int = 1
+    critic_passes: int = 1
+
+    @property
+    def samples_per_step(self) -> int:
+        """Responses of one step."""
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def sample_tokens(self) -> int:
+        """Mean tokens of one sample, prompt and response."""
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def longest_sample_tokens(self) -> int:
+        """Most tokens of one sample."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of one pass, at least one; the trainer drops an incomplete last batch."""
+        return max(1, self.num_prompts // self.prompts_per_step)

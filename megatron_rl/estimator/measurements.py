@@ -1,0 +1,94 @@
+"""Stored measurements: one JSON record per run and phase set, read by the calibration and appended by probes."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+
+from megatron_rl.config.base import Section
+from megatron_rl.config.errors import ConfigError
+
+PhaseName = Literal["rollout", "scoring", "update_actor", "update_critic", "sync", "other"]
+
+
+class MeasuredLayout(Section):
+    """Degrees of the measured run."""
+
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    data: PositiveInt = 1
+    rollout_tensor: PositiveInt = 1
+    rollout_data: PositiveInt = 1
+
+
+class MeasuredBatch(Section):
+    """Work of the measured step; 0 where a phase was not part of it. Tokens count prompt and response."""
+
+    samples: NonNegativeInt = 0
+    prompt_tokens: NonNegativeInt = 0
+    response_tokens: NonNegativeInt = 0
+    micro_batch_tokens: NonNegativeInt = 0
+    optimizer_steps: NonNegativeInt = 1
+
+
+class Measurement(Section):
+    """What one run took. Example: 512 samples of 128 + 256 tokens on one H200 in ``{"rollout": 3.54}`` seconds."""
+
+    name: str
+    gpu: str
+    """Full name of the catalogue."""
+    num_gpus: PositiveInt
+    model: str
+    """Name of a model preset (``model=``)."""
+    software: str
+    """What ran, when it was not this trainer: other code has other efficiencies."""
+    layout: MeasuredLayout = MeasuredLayout()
+    batch: MeasuredBatch = MeasuredBatch()
+    phase_seconds: dict[PhaseName, PositiveFloat] = {}
+    phase_spread_s: dict[PhaseName, PositiveFloat] = Field({}, description="Half of the range seen, seconds.")
+    peak_memory_gib: dict[str, PositiveFloat] = {}
+    """By phase, or ``all``."""
+    yardsticks: dict[str, PositiveFloat] = {}
+    """Rates of single operations: matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s."""
+    use: Literal["calibration", "held_out", "context"]
+    """``context`` records are shown beside the prediction only: other software, or too little is known of the run."""
+    source: str
+    date: str | None = None
+    """ISO date; null where it was not written down."""
+
+
+_RECORDS = TypeAdapter(tuple[Measurement, ...])
+
+
+def load_measurements(path: Path | None = None) -> tuple[Measurement, ...]:
+    """Records shipped with the package, followed by those in ``path``.
+
+    Raises ConfigError naming the file and the record where one does not fit the format.
+    """
+    shipped = files("megatron_rl.estimator") / "data" / "measurements.json"
+    records = _RECORDS.validate_json(shipped.read_text())
+    return records if path is None else records + read_records(path)
+
+
+def read_records(path: Path) -> tuple[Measurement, ...]:
+    """Records of one file."""
+    try:
+        return _RECORDS.validate_json(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError([f"measurements={path}: no such file"]) from None
+    except ValidationError as failure:
+        problems = [f"measurements={path}: record {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in failure.errors()]
+        raise ConfigError(problems) from None
+
+
+def append_measurement(path: Path, record: Measurement) -> None:
+    """Add a record to a file, which is made if need be; the file is replaced in one step."""
+    records = (*(read_records(path) if path.exists() else ()), record)
+    plain = [json.loads(one.model_dump_json(exclude_defaults=True)) for one in records]
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(plain, indent=1) + "\n")
+    partial.replace(path)
