@@ -52,11 +52,9 @@ def _pipeline_problems(key: str, layout: ParallelConfig, model: ModelConfig) -> 
         yield f"{key}.virtual_pipeline={chunks} needs {key}.pipeline > 1: chunks are interleaved between stages"
     elif model.num_layers % (layout.pipeline * chunks) != 0:
         per_stage = f" * {key}.virtual_pipeline={chunks}" if chunks > 1 else ""
-        legal = [n // chunks for n in divisors(model.num_layers) if n % chunks == 0]
-        yield (
-            f"{key}.pipeline={layout.pipeline}{per_stage} does not divide model.num_layers={model.num_layers}; "
-            f"legal pipeline degrees here: {_listed(legal)}"
-        )
+        legal = [n // chunks for n in divisors(model.num_layers) if n % chunks == 0 and (chunks == 1 or n > chunks)]
+        advice = f"legal pipeline degrees: {_listed(legal)}" if legal else f"no pipeline degree allows {chunks} chunks a stage"
+        yield f"{key}.pipeline={layout.pipeline}{per_stage} does not divide model.num_layers={model.num_layers}; {advice}"
 
 
 def _world_problems(key: str, layout: ParallelConfig, config: RunConfig, task: Task, world_size: int) -> Iterator[str]:

@@ -97,7 +97,9 @@ def render_documentation() -> str:
         "",
         "Rendered from the schema by `make render`. Every key below can be given on the command line as `key=value`;",
         "`megatron-rl train ... --cfg job` prints the resolved configuration, `megatron-rl check ...` validates it.",
-        "Groups (`model=qwen3_8b`, `algorithm=grpo`, `experiment=tiny_cpu`) are the folders of `hydra_conf/`.",
+        "Groups (`model=qwen3_8b`, `algorithm=grpo`, `experiment=tiny_cpu`) are the folders of `hydra_conf/`. A folder",
+        "of your own joins them: with `'hydra.searchpath=[file:///my]'`, `/my/experiment/mine.yaml` is `experiment=mine`.",
+        "With `model.path` set, the model's shape comes from that folder's `config.json`.",
         "Values that hold `=`, `,`, `:` with spaces, or non-ASCII letters need quotes that the shell leaves in place:",
         "`'model.path=\"/data/epoch=9\"'`.",
     ]

@@ -28,7 +28,7 @@ BROKEN = {
     ),
     "rollout_tensor": BrokenConfig((*GRPO, "rollout.tensor_parallel_size=8"), "legal for the rollout engine: 1, 2, 4"),
     "nine_heads": BrokenConfig((*GRPO, "model=smollm2_135m", "model.tokenizer_path=FILES/empty"), "legal for training: 1, 3"),
-    "pipeline": BrokenConfig((*GRPO, "actor.parallel.pipeline=3"), "legal pipeline degrees here: 1, 2, 4"),
+    "pipeline": BrokenConfig((*GRPO, "actor.parallel.pipeline=3"), "legal pipeline degrees: 1, 2, 4"),
     "virtual_pipeline": BrokenConfig(
         (*GRPO, "actor.parallel.pipeline=2", "actor.parallel.virtual_pipeline=4"), "actor.parallel.virtual_pipeline=4 does not"
     ),
@@ -63,7 +63,7 @@ BROKEN = {
     "top_p": BrokenConfig((*GRPO, "rollout.top_p=0.9"), "importance ratio would compare unlike things"),
     "top_k_zero": BrokenConfig((*GRPO, "rollout.top_k=0"), "rollout.top_k=0: use -1"),
     "engine_length": BrokenConfig((*GRPO, "rollout.max_model_len=20"), "exceeds rollout.max_model_len=20"),
-    "model_length": BrokenConfig((*GRPO, "data.max_response_length=600"), "exceeds model.max_position_embeddings=512"),
+    "model_length": BrokenConfig((*GRPO, "data.max_response_length=2040"), "exceeds model.max_position_embeddings=2048"),
     "engine_tokens": BrokenConfig((*GRPO, "rollout.max_num_batched_tokens=100"), "is below rollout.max_num_seqs=256"),
     "betas": BrokenConfig((*GRPO, "actor.optim.betas=[0.9,1.0]"), "each must lie in [0, 1)"),
     "min_lr": BrokenConfig((*GRPO, "actor.optim.min_lr=1.0"), "actor.optim.min_lr=1.0 exceeds"),
