@@ -87,7 +87,7 @@ class ReshardExecutor:
     ) -> None:
         self._plan, self._rank, self._group = plan, rank, group
         self._sources, self._destinations = sources, destinations
-        self._cost = plan.costs[rank]
+        self._cost = plan.cost(rank)
         if self._cost.staging_bytes > budget_bytes:
             raise ValueError(f"the plan stages {self._cost.staging_bytes} bytes on rank {rank}, over {budget_bytes}")
         if group is None and plan.rounds:
@@ -96,6 +96,7 @@ class ReshardExecutor:
         self._device = torch.device("cuda", torch.cuda.current_device()) if self._uses_nccl else torch.device("cpu")
         self._dtype = self._agree()
         self._staging = self._allocate()
+        self._on_gpu = any(tensor.is_cuda for tensor in (*sources.values(), *destinations.values()))
         self._pointers: list[int] = []
         self._local = _Copies([], [])
         self._rounds: list[_LocalRound] = []
@@ -115,7 +116,7 @@ class ReshardExecutor:
             on_wire = (current, works)
         if on_wire is not None:
             _finish(*on_wire)
-        if self._uses_nccl:
+        if self._on_gpu:
             torch.cuda.synchronize()
         return TransferStats(
             bytes_received=self._cost.received_bytes,

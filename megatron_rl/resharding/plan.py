@@ -85,6 +85,11 @@ class ReshardPlan:
         """Bytes received over the lower bound; 1.0 where neither has any."""
         return self.received_bytes / self.bound_bytes if self.bound_bytes else 1.0
 
+    def cost(self, rank: int) -> RankCost:
+        """Bytes of one rank; all zero for a rank outside both layouts."""
+        idle = RankCost(rank=rank, copied_bytes=0, sent_bytes=0, received_bytes=0, bound_bytes=0, staging_bytes=0)
+        return self.costs.get(rank, idle)
+
     def parameters(self, rank: int) -> tuple[set[str], set[str]]:
         """Local names that ``rank`` reads as a source and writes as a destination."""
         read = {piece.source for piece in self.copies.get(rank, ())}

@@ -115,6 +115,21 @@ def test_run_casts_to_destination(dtypes: tuple[torch.dtype, torch.dtype]) -> No
     assert all(equal for equal, *_ in answers)
 
 
+def _with_idle_rank() -> tuple[int, int]:
+    train, rollout = PAIRS["tp2_to_tp1dp2"]
+    model, rank = tiny_model(), dist.get_rank()
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
+    wanted = vllm_rules_layout(model, rollout)(rank)
+    sources, destinations = allocate_buffers(stored, torch.float32, PAD), allocate_buffers(wanted, torch.float32, PAD)
+    executor = ReshardExecutor(plan_sync(model, train, rollout), rank, sources, destinations, dist.group.WORLD, 1 << 20)
+    return executor.run().bytes_received, len(destinations)
+
+
+def test_run_includes_idle_ranks() -> None:
+    """The third rank of the group belongs to neither layout."""
+    assert run_distributed(3, _with_idle_rank)[2] == (0, 0)
+
+
 def _different_plans() -> str:
     train, rollout = PAIRS["tp2_to_tp2"]
     rank = dist.get_rank()

@@ -1,0 +1,67 @@
+"""Reports against closed forms."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.resharding.aliasing import alias_candidates
+from megatron_rl.resharding.fabric import H200_NODE, predict_seconds
+from megatron_rl.resharding.report import format_report, report_reshard
+from tests.resharding.shapes import plan_sync, tiny_model
+from tests.resharding.test_planner import QWEN3_8B
+
+
+def test_report_reshard_matches_hand_computed() -> None:
+    """TP4 x PP2 x DP2 -> TP8 x DP2: per rank W_d (1/TP_r - 1/(PP_t TP_r)) plus the norms of the other stage."""
+    report = report_reshard(QWEN3_8B, ParallelLayout(tensor=4, pipeline=2, data=2), RolloutLayout(tensor=8, data=2), H200_NODE)
+    norms = 2 * (36 * (2 * 4096 + 2 * 128) + 4096)
+    sharded = report.broadcast_bytes - norms
+    expected = sharded * (1 / 8 - 1 / 16) + norms / 2
+    mean = sum(rank.received_bytes for rank in report.ranks) / 16
+    assert mean == pytest.approx(expected, rel=1e-6)
+    assert report.bound_ratio == 1.0
+
+
+def test_report_reshard_charges_natural_order() -> None:
+    train, rollout = ParallelLayout(tensor=2, data=4), RolloutLayout(tensor=8)
+    natural = report_reshard(QWEN3_8B, train, rollout, H200_NODE, permute=False)
+    assert natural.bound_ratio == float("inf")
+    assert natural.to_json_object()["bound_ratio"] is None
+    assert report_reshard(QWEN3_8B, train, rollout, H200_NODE).max_received_bytes == 0
+
+
+def test_report_reshard_keeps_apart_ranks() -> None:
+    report = report_reshard(tiny_model(), ParallelLayout(tensor=2), RolloutLayout(tensor=2, offset=2), H200_NODE)
+    assert [rank.received_bytes > 0 for rank in report.ranks] == [False, False, True, True]
+    assert report.bound_ratio == 1.0
+
+
+def test_to_json_object_roundtrips() -> None:
+    report = report_reshard(tiny_model(), ParallelLayout(tensor=2), RolloutLayout(data=2), H200_NODE)
+    content = json.loads(json.dumps(report.to_json_object()))
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+    assert content["max_received_bytes"] == max(rank.received_bytes for rank in report.ranks)
+    assert format_report(report).count("\n") == 3
+
+
+def test_alias_candidates_matches_hand_computed() -> None:
+    """Equal TP with two KV groups per rank: everything but QKV; one group per rank: everything."""
+    train, rollout = ParallelLayout(tensor=2), RolloutLayout(tensor=2)
+    one_group = plan_sync(tiny_model("llama", groups=2), train, rollout)
+    two_groups = plan_sync(tiny_model("llama", groups=4), train, rollout)
+    assert alias_candidates(one_group)[0] == one_group.copies[0]
+    aliased = {piece.destination for piece in alias_candidates(two_groups)[0]}
+    copied = {piece.destination for piece in two_groups.copies[0]} - aliased
+    assert copied == {f"model.layers.{layer}.self_attn.qkv_proj.weight" for layer in range(4)}
+
+
+def test_predict_seconds_matches_hand_computed() -> None:
+    """TP2 -> TP1 x DP2 in one round: copies, one latency, and the larger direction over NVLink."""
+    plan = plan_sync(tiny_model(), ParallelLayout(tensor=2), RolloutLayout(data=2))
+    copied = max(cost.copied_bytes for cost in plan.costs.values())
+    moved = max(max(cost.received_bytes, cost.sent_bytes) for cost in plan.costs.values())
+    assert len(plan.rounds) == 1
+    assert predict_seconds(plan, H200_NODE) == pytest.approx(copied / 2.15e12 + 30e-6 + moved / 350e9)
