@@ -130,7 +130,5 @@ def vocab_logprob_chunked(
 
     Collectives: two all-reduces over ``group`` in the forward pass, none in the backward pass.
     """
-    logprobs_N, entropy_N = _VocabLogprob.apply(
-        hidden_NH, weight_VH, targets_N, temperature, with_entropy, chunk_size, group
-    )
+    logprobs_N, entropy_N = _VocabLogprob.apply(hidden_NH, weight_VH, targets_N, temperature, with_entropy, chunk_size, group)
     return logprobs_N, entropy_N if with_entropy else None

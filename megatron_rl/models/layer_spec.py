@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -108,9 +108,7 @@ def packed_causal_attention(q_TNK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documen
         repeats = q_TNK.shape[1] // k_TGK.shape[1]
         k, v = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x.contiguous() for x in (k_TGK, v_TGK))
         bounds, longest = documents.bounds, documents.max_seqlen
-        return varlen_attn(
-            q_TNK.contiguous(), k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0)
-        )
+        return varlen_attn(q_TNK.contiguous(), k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
     lengths = documents.lengths
     if len(lengths) > 1 and max(lengths) * len(lengths) <= 2 * sum(lengths):
         return _padded_attention(q_TNK, k_TGK, v_TGK, lengths, scale)

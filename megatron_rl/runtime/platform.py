@@ -16,7 +16,14 @@ import torch.distributed as dist
 
 from megatron_rl.runtime.cpu import install_cpu_runtime
 
-_PEAK_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "B200": 2250e12, "L40": 181e12}
+_PEAK_BF16_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "B200": 2250e12,
+}
 """Dense bf16 FLOP/s by a substring of the device's name (vendor data sheets)."""
 
 
@@ -53,9 +60,7 @@ class Platform:
                 "trainer.device=cpu on a host with CUDA: hide the GPUs with CUDA_VISIBLE_DEVICES= or use trainer.device=auto"
             )
         on_cuda = not install_cpu_runtime()
-        chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(
-            dtype, torch.bfloat16 if on_cuda else torch.float32
-        )
+        chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype, torch.bfloat16 if on_cuda else torch.float32)
         if not on_cuda:
             return cls(torch.device("cpu"), chosen, "gloo", None)
         torch.cuda.set_device(local_rank)

@@ -57,9 +57,7 @@ class LossFunction(Protocol):
 
     needs_entropy: bool
 
-    def __call__(
-        self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch
-    ) -> tuple[Tensor, LossMetrics]:
+    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, LossMetrics]:
         """Scalar loss and metrics from new log-probs (or values) at predicting positions."""
 
 
@@ -94,9 +92,7 @@ class MegatronRole:
                 parameter.requires_grad_(False)
         else:
             self._wrapped = wrap_data_parallel(chunks, groups, role_config.optim)
-            self.optimizer = RoleOptimizer(
-                self._wrapped, groups, role_config.optim, platform, total_optimizer_steps
-            )
+            self.optimizer = RoleOptimizer(self._wrapped, groups, role_config.optim, platform, total_optimizer_steps)
 
     @classmethod
     def build(
@@ -155,9 +151,7 @@ class MegatronRole:
         if self.optimizer is not None:
             self.optimizer.megatron.reload_model_params()
 
-    def score(
-        self, samples: Samples, *, with_entropy: bool = False, temperature: float | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def score(self, samples: Samples, *, with_entropy: bool = False, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probs (and entropies) of the response tokens.
 
         Args:
@@ -173,9 +167,7 @@ class MegatronRole:
 
         def outputs(stage: TransformerStage, hidden: Tensor, packed: PackedTokens) -> list[Tensor]:
             shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
-            logprobs_T, entropy_T = lm_outputs(
-                stage, hidden, packed, shard, temperature=temperature, with_entropy=with_entropy
-            )
+            logprobs_T, entropy_T = lm_outputs(stage, hidden, packed, shard, temperature=temperature, with_entropy=with_entropy)
             return [logprobs_T] if entropy_T is None else [logprobs_T, entropy_T]
 
         answers = self._evaluate(samples, outputs, 2 if with_entropy else 1)

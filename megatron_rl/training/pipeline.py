@@ -133,9 +133,7 @@ def run_pipeline(
 
     config = chunks[0].config
     config.finalize_model_grads_func = None if forward_only else _sum_gradients
-    schedule = get_forward_backward_func(
-        pp_size=layout.pipeline, vp_size=layout.virtual_pipeline if interleaved else None
-    )
+    schedule = get_forward_backward_func(pp_size=layout.pipeline, vp_size=layout.virtual_pipeline if interleaved else None)
     communicator = P2PCommunicator(pp_group=groups.collection.pp, config=config) if layout.pipeline > 1 else None
     with groups.as_megatron_globals():
         kept: list[dict[str, Tensor]] = schedule(

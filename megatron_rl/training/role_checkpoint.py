@@ -67,9 +67,7 @@ def _state(role: MegatronRole, *, loading: bool, with_optimizer: bool = True) ->
         "dp_cp_group": role.groups.collection.dp_cp,
     }
     with role.groups.as_megatron_globals():
-        model: dict[str, Any] = {
-            key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in _keyed_chunks(role).items()
-        }
+        model: dict[str, Any] = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in _keyed_chunks(role).items()}
         state = dict(model)
         if role.optimizer is not None and with_optimizer:
             _prime(role.optimizer.megatron)
@@ -129,8 +127,8 @@ def _loads_without_step(optimizer: MegatronOptimizer) -> Iterator[None]:
     patched = [leaf for leaf in _leaves(optimizer) if isinstance(leaf, DistributedOptimizer)]
     for leaf in patched:
         setter = leaf._set_main_param_and_optimizer_states
-        leaf._set_main_param_and_optimizer_states = (
-            lambda parameter, tensors, setter=setter: setter(parameter, {"step": None, **tensors})
+        leaf._set_main_param_and_optimizer_states = lambda parameter, tensors, setter=setter: setter(
+            parameter, {"step": None, **tensors}
         )
     try:
         yield

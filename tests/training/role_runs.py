@@ -14,7 +14,7 @@ from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.types.batches import MicroBatch
 from tests.support.tiny_models import ragged_batch, tiny_model
 
-_CUT_DIM = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv.weight": 0, "linear_qkv.bias": 0, "linear_fc1.weight": 0}
+_CUT_DIM = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv.weight": 0, "linear_qkv.bias": 0}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""Every kernel compiles to Hopper machine code; needs Triton but no GPU.
+
+The interpreter forgives what the compiler refuses (types that change in a branch, shapes that are no powers of two).
+Each op's host function is called on CPU tensors while launches are replaced by compilation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+}
+H200 = ("cuda", 90, 32)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{TYPES[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if abs(value) < 2**31 else "i64"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels compiled so far; launches compile instead of running."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    names: list[str] = []
+
+    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {key: kwargs.pop(key) for key in ("num_warps", "num_stages") if key in kwargs}
+        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        constants = {p.name: bound[p.name] for p in self.params if p.is_constexpr}
+        signature = {p.name: "constexpr" if p.is_constexpr else _type_of(bound[p.name]) for p in self.params}
+        triton.compile(ASTSource(self, signature, constants), target=GPUTarget(*H200), options=options)
+        names.append(self.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", compile_instead)
+    yield names
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+def test_linear_logprob_compiles(dtype: torch.dtype, compiled: list[str]) -> None:
+    from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
+    from kernels.linear_logprob.recompute import linear_logprob_triton
+
+    hidden = torch.zeros(4, 16, dtype=dtype, requires_grad=True)
+    weight = torch.zeros(9000, 16, dtype=dtype, requires_grad=True)
+    targets = torch.zeros(4, dtype=torch.int64)
+    arguments = {"temperature": 0.7, "with_entropy": True, "group": None}
+    logprobs, entropy = linear_logprob_triton(hidden, weight, targets, **arguments)
+    (logprobs.sum() + entropy.sum()).backward()
+    loss = linear_token_loss_triton(hidden, weight, targets, differentiated(lambda _, a, b: (a + b).sum()), **arguments)
+    loss.backward()
+    assert set(compiled) == {"_absorb_tile", "_differentiate"}
+
+
+def test_token_loss_compiles(compiled: list[str]) -> None:
+    from kernels.token_loss import TokenLossInputs, TokenLossRule
+    from kernels.token_loss.triton import token_loss_triton
+
+    x = torch.zeros(5)
+    inputs = TokenLossInputs(
+        logprobs=x,
+        old_logprobs=x,
+        advantages=x,
+        weights=x,
+        mask=x.bool(),
+        importance=x,
+        ref_logprobs=x,
+        entropy=x,
+    )
+    for kind in ("k1", "k2", "k3", "abs"):
+        token_loss_triton(inputs, TokenLossRule(entropy_coeff=0.1, kl_coeff=0.1, kl_kind=kind))
+    assert compiled == ["_token_loss"] * 4
+
+
+def test_reverse_scan_compiles(compiled: list[str]) -> None:
+    from kernels.reverse_scan.triton import gae_triton, reverse_scan_triton
+
+    x, flags = torch.zeros(2, 5), torch.zeros(2, 5).bool()
+    reverse_scan_triton(x, x)
+    gae_triton(x, x, flags, flags, 0.99, 0.95)
+    assert compiled == ["_scan_row", "_gae_row"]

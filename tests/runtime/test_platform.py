@@ -1,0 +1,56 @@
+"""Detection on this host, a job of one process without environment, and the CPU answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from megatron_rl.runtime.platform import Platform, _peak_flops
+
+_ALONE = """
+import torch, torch.distributed as dist
+from megatron_rl.runtime.cpu import install_cpu_runtime
+from megatron_rl.runtime.platform import Platform, init_distributed
+platform = Platform.detect()
+assert platform.device.type == "cpu" and platform.dtype == torch.float32
+init_distributed(platform, 60, {})
+init_distributed(platform, 60, {})
+assert dist.get_world_size() == 1
+x = torch.ones(2)
+dist.all_reduce(x)
+assert install_cpu_runtime() and install_cpu_runtime()
+assert torch.zeros(1, device="cuda").device.type == "cpu"
+assert torch.ones(1).cuda().device.type == "cpu"
+assert torch.ones(1).to("cuda:0").device.type == "cpu"
+torch.manual_seed(1)
+state = torch.cuda.get_rng_state()
+first = torch.rand(2)
+torch.cuda.set_rng_state(state)
+assert torch.equal(first, torch.rand(2))
+with torch.cuda.stream(torch.cuda.Stream()):
+    torch.cuda.current_stream().wait_stream(torch.cuda.Stream())
+print("alone")
+"""
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about hosts without a GPU")
+
+
+@on_cpu
+def test_init_distributed_without_environment_makes_a_job_of_one() -> None:
+    # Its own process: the answers stay installed, and joining twice must be harmless.
+    done = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip().endswith("alone"), done.stderr
+
+
+@on_cpu
+def test_platform_rejects_cuda_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.device=cuda"):
+        Platform.detect("cuda")
+
+
+def test_peak_flops_matches_hand_computed() -> None:
+    assert _peak_flops("NVIDIA H200", torch.bfloat16) == 989e12
+    assert _peak_flops("Some other card", torch.bfloat16) is None
