@@ -27,7 +27,7 @@ def reverse_scan(decay_BT: Tensor, input_BT: Tensor) -> Tensor:
 
     Args:
         decay_BT: a, f32 or f64; 0 starts anew, so packed sequences have a 0 on their last token.
-        input_BT: x, same dtype, finite.
+        input_BT: x, f32 or f64, finite.
 
     Returns y, dtype of ``input_BT``. Raises ValueError on CUDA for another dtype or unequal shapes.
     """
@@ -49,7 +49,7 @@ def discounted_returns(rewards_BT: Tensor, mask_BT: Tensor, ends_BT: Tensor, gam
     """
     if not _checked(rewards_BT, rewards_BT, mask_BT, ends_BT):
         return discounted_returns_reference(rewards_BT, mask_BT, ends_BT, gamma)
-    decay_BT = torch.ones_like(rewards_BT).masked_fill_(mask_BT, gamma).masked_fill_(ends_BT, 0.0)
+    decay_BT = torch.ones_like(rewards_BT, dtype=torch.float64).masked_fill_(mask_BT, gamma).masked_fill_(ends_BT, 0.0)
     return reverse_scan(decay_BT, rewards_BT.masked_fill(~mask_BT, 0.0)).masked_fill_(~mask_BT, 0.0)
 
 
