@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("loss", "sft/loss", "7.4f"),
     ("reward", "reward/mean", "7.3f"),
     ("held-out", "val/accuracy/mean", "8.3f"),
     ("length", "response_length/mean", "7.1f"),
@@ -16,6 +17,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("kl", "actor/ppo_kl", "9.1e"),
     ("clip", "actor/pg_clipfrac", "6.3f"),
     ("grad", "actor/grad_norm", "8.3f"),
+    ("grad", "sft/grad_norm", "8.3f"),
     ("vf_loss", "critic/vf_loss", "8.4f"),
     ("s/step", "timing_s/step", "7.2f"),
     ("tok/s", "perf/tokens_per_second", "8.0f"),
@@ -28,9 +30,10 @@ _ROWS_PER_HEADER = 20
 class ConsoleSink:
     """Prints rows, and draws the bar where the output is a terminal."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        """Print to ``console``; None = standard output."""
+    def __init__(self, console: Console | None = None, every: int = 1) -> None:
+        """Print every ``every``-th step, and the first, to ``console``; None = standard output."""
         self._console = Console() if console is None else console
+        self._every = every
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._rows = 0
@@ -54,7 +57,11 @@ class ConsoleSink:
         self._progress = self._task = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Print one row, under a new header every 20 rows or when a column appears."""
+        """Move the bar, and print one row, under a new header every 20 rows or when a column appears."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step)
+        if step % self._every != 0 and self._seen:
+            return
         present = {name for _, name, _ in COLUMNS if name in values}
         if self._rows % _ROWS_PER_HEADER == 0 or not present <= self._seen:
             self._seen |= present
@@ -62,8 +69,6 @@ class ConsoleSink:
             self._print("  ".join([f"{'step':>6}", *[self._header(*column) for column in self._shown()]]), style="bold")
         self._rows += 1
         self._print("  ".join([f"{step:>6}", *[self._cell(values, *column) for column in self._shown()]]))
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step)
 
     def close(self) -> None:
         """Nothing is held open."""

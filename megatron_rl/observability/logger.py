@@ -54,7 +54,9 @@ class MetricLogger:
             logger.warning("%s failed and is off for the rest of the run", type(tracker).__name__, exc_info=True)
 
 
-def build_logger(config: TrainerConfig, run_dir: Path, *, rank: int, run_config: Mapping[str, object]) -> MetricLogger:
+def build_logger(
+    config: TrainerConfig, run_dir: Path, *, rank: int, run_config: Mapping[str, object], console_every: int = 1
+) -> MetricLogger:
     """Make the sinks of ``trainer.logger`` on rank 0, and an empty logger elsewhere.
 
     Args:
@@ -62,6 +64,7 @@ def build_logger(config: TrainerConfig, run_dir: Path, *, rank: int, run_config:
         run_dir: folder of the run; ``metrics.jsonl``, ``tensorboard/`` and ``wandb/`` go there.
         rank: global rank of this process.
         run_config: the resolved configuration, shown by the trackers.
+        console_every: steps per console row; the files and trackers get every step.
     """
     if rank != 0:
         return MetricLogger()
@@ -74,5 +77,5 @@ def build_logger(config: TrainerConfig, run_dir: Path, *, rank: int, run_config:
         from megatron_rl.observability.wandb_sink import WandbSink
 
         trackers.append(WandbSink(config.project_name, config.experiment_name, run_dir, run_config))
-    console = ConsoleSink() if "console" in config.logger else None
+    console = ConsoleSink(every=console_every) if "console" in config.logger else None
     return MetricLogger(JsonlSink(run_dir / "metrics.jsonl"), console, trackers)

@@ -84,7 +84,13 @@ class Job:
         )
 
 
-def open_logger(job: Job) -> MetricLogger:
-    """The run's metric sinks, which write on rank 0 only."""
+def open_logger(job: Job, console_every: int = 1) -> MetricLogger:
+    """The run's metric sinks, which write on rank 0 only; the console gets every ``console_every``-th step."""
     config = job.config
-    return build_logger(config.trainer, job.run_dir, rank=job.rank, run_config=config.model_dump(mode="json"))
+    return build_logger(
+        config.trainer,
+        job.run_dir,
+        rank=job.rank,
+        run_config=config.model_dump(mode="json"),
+        console_every=console_every,
+    )

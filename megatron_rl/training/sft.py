@@ -11,6 +11,7 @@ from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.training.export import HF_FOLDER, export_actor
 from megatron_rl.training.job import Job, open_logger
 from megatron_rl.training.model_loading import build_actor
+from megatron_rl.training.roles import prefixed
 from megatron_rl.training.sft_trainer import SftTrainer
 from megatron_rl.types.metrics import Metric
 
@@ -23,11 +24,11 @@ def fine_tune(job: Job) -> int:
     total_steps = config.sft.total_steps or config.sft.total_epochs * order.batches_per_epoch
     role = build_actor(job, total_steps)
     trainer, timers = SftTrainer(role), Timers(device_synchronizer(job.platform.device))
-    with closing(open_logger(job)) as logger, logger.progress(0, total_steps):
+    with closing(open_logger(job, config.sft.log_freq)) as logger, logger.progress(0, total_steps):
         for step in range(1, total_steps + 1):
             batch = [examples[row] for row in order.next_batch()[1]]
             with timers.step():
-                metrics = trainer.step(batch)
+                metrics = prefixed("sft", trainer.step(batch))
             metrics |= timers.flush()
             tokens = sum(len(example.token_ids) for example in batch)
             metrics["perf/tokens_per_second"] = Metric(tokens / metrics["timing_s/step"].value)
