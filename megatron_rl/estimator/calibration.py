@@ -19,7 +19,6 @@ from megatron_rl.estimator.least_squares import fit_line, fit_two
 from megatron_rl.estimator.measurements import Measurement
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
     """A measurement with what its names mean."""
@@ -80,7 +79,7 @@ def update_efficiency(run: MeasuredRun) -> float:
     """Useful FLOP/s of a measured update over the data-sheet peak of its cards."""
     record, batch = run.record, run.record.batch
     length = batch.prompt_tokens + batch.response_tokens
-    useful_flops = train_flops(run.model, [length] * batch.samples)
+    useful_flops = train_flops(run.model, [length]) * batch.samples
     return useful_flops / (record.phase_seconds["update_actor"] * record.num_gpus * run.gpu.peak_flops_per_s)
 
 

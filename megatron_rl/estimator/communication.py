@@ -1,4 +1,4 @@
-"""Seconds of collectives and of weight transfers, from bytes, links and layouts. Ring algorithms throughout.
+"""Seconds of collectives, from bytes, links and layouts. Ring algorithms throughout.
 
 ``n`` ranks, ``b`` bytes of the whole tensor, ``w`` bytes/s of a link, ``l`` seconds a message: a reduce-scatter or an
 all-gather takes ``(n - 1) (b / n / w + l)``, an all-reduce both (Thakur et al. 2005, section 4).
@@ -6,19 +6,9 @@ all-gather takes ``(n - 1) (b / n / w + l)``, an all-reduce both (Thakur et al. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.catalogue import Fabric, Gpu
-from megatron_rl.estimator.parameters import engine_parameters, layer_parts, total_parameters
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
-from megatron_rl.resharding.megatron_layout import megatron_layout
-from megatron_rl.resharding.planner import plan_reshard
-from megatron_rl.resharding.vllm_rules import vllm_rules_layout
-from megatron_rl.weights.names import logical_tensors
-
-MAX_PLANNED_RANKS = 64
-"""Above, the closed form stands in for the planner, so that an estimate stays a matter of a second."""
+from megatron_rl.parallel.layout import ParallelLayout
 
 
 def link(gpu: Gpu, span: int) -> Fabric:
@@ -76,67 +66,3 @@ def pipeline_p2p_s(model: ModelConfig, layout: ParallelLayout, num_tokens: float
         return 0.0
     fabric = link(gpu, layout.world_size)
     return num_tokens * model.hidden_size * 2 / (fabric.bytes_per_s * efficiency) + fabric.latency_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncBytes:
-    """What the busiest rank moves when the actor's weights go to the engine."""
-
-    received_bytes: int
-    copied_bytes: int
-    bound_bytes: int
-    planned: bool
-    """By the planner; False = by the closed form, which is the lower bound."""
-
-
-def sync_bytes(
-    model: ModelConfig, train: ParallelLayout, rollout: RolloutLayout, *, itemsize: int, budget_bytes: int, plan: bool
-) -> SyncBytes:
-    """Bytes of one weight transfer on the busiest rank; ``plan=False`` takes the closed form."""
-    dense = model.moe is None and model.mla is None
-    if not plan or not dense or train.world_size > MAX_PLANNED_RANKS:
-        bound = received_bound_bytes(model, train, rollout.tensor, itemsize)
-        needed = engine_parameters(model, rollout.tensor) * itemsize
-        return SyncBytes(received_bytes=bound, copied_bytes=needed - bound, bound_bytes=bound, planned=False)
-    planned = plan_reshard(
-        logical_tensors(model),
-        megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor)),
-        train.ranks,
-        vllm_rules_layout(model, rollout),
-        train.ranks,
-        itemsize=itemsize,
-        budget_bytes=budget_bytes,
-    )
-    costs = planned.costs.values()
-    return SyncBytes(
-        received_bytes=max(max(cost.received_bytes, cost.sent_bytes) for cost in costs),
-        copied_bytes=max(cost.copied_bytes for cost in costs),
-        bound_bytes=max(cost.bound_bytes for cost in costs),
-        planned=True,
-    )
-
-
-def received_bound_bytes(model: ModelConfig, train: ParallelLayout, rollout_tensor: int, itemsize: int) -> int:
-    """Least bytes a colocated rank must receive where sizes divide: what it needs minus what it holds.
-
-    ``W_cut (1/TP_r - 1/(PP max(TP, TP_r)))``, replicated weights ``W_rep (1 - 1/PP)``, and routed experts like cut
-    weights with EP * ETP for TP.
-    """
-    parts = [layer_parts(model, layer) for layer in range(model.num_layers)]
-    replicated = sum(part.replicated for part in parts) + model.hidden_size
-    routed = sum(part.routed for part in parts)
-    cut = total_parameters(model) - replicated - routed
-
-    def missing(weights: int, train_degree: int) -> float:
-        return weights * (1 / rollout_tensor - 1 / (train.pipeline * max(train_degree, rollout_tensor)))
-
-    least = missing(cut, train.tensor) + missing(routed, train.expert * train.etp)
-    return round((least + replicated * (1 - 1 / train.pipeline)) * itemsize)
-
-
-def sync_s(size: SyncBytes, gpu: Gpu, span: int, *, link_efficiency: float, memory_efficiency: float) -> float:
-    """Seconds of a transfer: the wire, then packing, unpacking and local copies, each read and written once."""
-    fabric = link(gpu, span)
-    wire = size.received_bytes / (fabric.bytes_per_s * link_efficiency)
-    touched = 2 * size.copied_bytes + 4 * size.received_bytes
-    return wire + touched / (gpu.memory_bytes_per_s * memory_efficiency)

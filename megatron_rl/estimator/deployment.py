@@ -95,6 +95,8 @@ class Workload:
     """ppo_epochs: how often each sample is trained on."""
     critic_optimizer_steps: int = 1
     critic_passes: int = 1
+    fixed_steps: int | None = None
+    """Steps of the whole run where they do not follow from the epochs."""
 
     @property
     def samples_per_step(self) -> int:
@@ -115,3 +117,8 @@ class Workload:
     def steps_per_epoch(self) -> int:
         """Whole batches of one pass, at least one; the trainer drops an incomplete last batch."""
         return max(1, self.num_prompts // self.prompts_per_step)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch if self.fixed_steps is None else self.fixed_steps

@@ -48,12 +48,11 @@ class Measurement(Section):
     """What ran, when it was not this trainer: other code has other efficiencies."""
     layout: MeasuredLayout = MeasuredLayout()
     batch: MeasuredBatch = MeasuredBatch()
-    phase_seconds: dict[PhaseName, PositiveFloat] = {}
+    phase_seconds: dict[PhaseName, PositiveFloat] = Field({}, description="Of one step.")
     phase_spread_s: dict[PhaseName, PositiveFloat] = Field({}, description="Half of the range seen, seconds.")
-    peak_memory_gib: dict[str, PositiveFloat] = {}
-    """By phase, or ``all``."""
-    yardsticks: dict[str, PositiveFloat] = {}
-    """Rates of single operations: matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s."""
+    peak_memory_gib: dict[str, PositiveFloat] = Field({}, description="By phase, or ``all``.")
+    yardsticks: dict[str, PositiveFloat] = Field({}, description="Rates of single operations.")
+    """matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s."""
     use: Literal["calibration", "held_out", "context"]
     """``context`` records are shown beside the prediction only: other software, or too little is known of the run."""
     source: str

@@ -41,7 +41,8 @@ def phase_memory(
             continue
         fixed = [MemoryPart("process", "context", context_bytes)]
         fixed += engine_parts(deployment, phase, cuda_graph_bytes)
-        ranks = [[*fixed, *_role_parts(deployment, phase, last, num_micro_batches)] for last in (False, True)]
+        ends = (False, True) if any(role.layout.pipeline > 1 for role in deployment.roles) else (True,)
+        ranks = [[*fixed, *_role_parts(deployment, phase, last, num_micro_batches)] for last in ends]
         parts = max(ranks, key=lambda rank: sum(part.size_bytes for part in rank))
         answers.append(PhaseMemory(phase, tuple(part for part in parts if part.size_bytes > 0)))
     return tuple(answers)

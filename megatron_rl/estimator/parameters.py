@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.flops import Head
@@ -59,6 +60,7 @@ class LayerParts:
     """Routed experts, over expert * expert_tensor ranks."""
 
 
+@cache
 def layer_parts(model: ModelConfig, layer: int) -> LayerParts:
     """Split one layer's weights by how Megatron-Core and vLLM cut them."""
     replicated = 2 * model.hidden_size
@@ -98,6 +100,7 @@ def stage_range(model: ModelConfig, layout: ParallelLayout, stage: int) -> range
     return range(stage * size, min(model.num_layers, (stage + 1) * size))
 
 
+@cache
 def rank_parameters(model: ModelConfig, layout: ParallelLayout, stage: int, head: Head = "lm") -> RankParameters:
     """Weights of a Megatron-Core rank on pipeline stage ``stage``, vocabulary padding included."""
     tensor = layout.tensor
@@ -115,6 +118,7 @@ def rank_parameters(model: ModelConfig, layout: ParallelLayout, stage: int, head
     return RankParameters(dense=dense, routed=sum(part.routed for part in parts) // (layout.expert * layout.etp))
 
 
+@cache
 def engine_parameters(model: ModelConfig, tensor: int) -> int:
     """Weights of one engine rank; key/value heads are held by several ranks where TP exceeds their number."""
     padded_vocab = -(-model.vocab_size // 64) * 64

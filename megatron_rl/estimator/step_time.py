@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from megatron_rl.estimator.catalogue import Gpu
 from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.communication import (
-    SyncBytes,
     data_parallel_s,
     expert_parallel_s,
-    link,
     pipeline_p2p_s,
-    sync_s,
     tensor_parallel_s,
 )
 from megatron_rl.estimator.decode import engine_load, rollout_s
@@ -22,6 +19,7 @@ from megatron_rl.estimator.engine_memory import sequence_kv_bytes
 from megatron_rl.estimator.flops import forward_flops, train_flops
 from megatron_rl.estimator.memory import GRADIENT_BYTES, MOMENT_BYTES
 from megatron_rl.estimator.parameters import rank_parameters
+from megatron_rl.estimator.sync_bytes import SyncBytes, sync_s
 
 ADAM_BYTES_PER_PARAMETER = 30
 """Read and written by one Adam step on 16-bit weights: gradient 4, master 8, moments 16, weight 2."""
@@ -73,16 +71,15 @@ def pass_cost(
     Full recomputation adds one forward to the three of a training pass.
     """
     model, layout = deployment.model, role.layout
-    lengths = [workload.sample_tokens] * workload.samples_per_step
     count = num_micro_batches(role, workload, optimizer_steps, passes)
     tokens = workload.samples_per_step * workload.sample_tokens * passes / layout.data
     filled = min(role.micro_batch_tokens, -(-round(tokens / optimizer_steps) // count))
     if training:
-        flops = train_flops(model, lengths, role.head) * passes
+        flops = train_flops(model, [workload.sample_tokens], role.head) * workload.samples_per_step * passes
         flops *= 4 / 3 if role.recompute == "full" else 1.0
         frac = coefficients.update_frac(filled)
     else:
-        flops = forward_flops(model, lengths, role.head)
+        flops = forward_flops(model, [workload.sample_tokens], role.head) * workload.samples_per_step
         frac = coefficients.update_frac(filled) * coefficients.score_per_update.value
     compute_s = flops / (layout.world_size * gpu.peak_flops_per_s * frac)
     ring, point = coefficients.collective_frac.value, coefficients.link_frac.value
@@ -142,9 +139,7 @@ def step_parts(
     return tuple(part for part in parts if part.seconds > 0)
 
 
-def _rollout_parts(
-    deployment: Deployment, workload: Workload, gpu: Gpu, coefficients: Coefficients
-) -> Iterator[TimePart]:
+def _rollout_parts(deployment: Deployment, workload: Workload, gpu: Gpu, coefficients: Coefficients) -> Iterator[TimePart]:
     engine = deployment.engine
     if engine is None:
         return
@@ -160,9 +155,7 @@ def _update_parts(
     actor = role.name == "actor"
     steps = workload.actor_optimizer_steps if actor else workload.critic_optimizer_steps
     passes = workload.actor_passes if actor else workload.critic_passes
-    cost = pass_cost(
-        deployment, role, workload, gpu, coefficients, training=True, optimizer_steps=steps, passes=passes
-    )
+    cost = pass_cost(deployment, role, workload, gpu, coefficients, training=True, optimizer_steps=steps, passes=passes)
     yield from _named("update", role, cost)
     messages, adam = optimizer_s(deployment, role, gpu, coefficients)
     yield TimePart("update", role.name, "gradients and weights over DP", steps * messages)
@@ -186,8 +179,3 @@ def phase_seconds(pools: Iterable[tuple[TimePart, ...]], other_frac: float) -> d
             slowest[phase] = max(slowest[phase], sum(part.seconds for part in parts if part.phase == phase))
     slowest["other"] = sum(slowest.values()) * other_frac / (1 - other_frac)
     return slowest
-
-
-def link_name(gpu: Gpu, num_gpus: int) -> str:
-    """Name of the slowest link among so many neighbouring ranks."""
-    return link(gpu, num_gpus).name
