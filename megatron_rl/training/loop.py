@@ -75,6 +75,7 @@ class TrainingLoop:
         parts, last = self._parts, step == self._total_steps
         with parts.timers.step():
             result = parts.trainer.step(step, parts.stream.next_batch())
+            self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
             if self._saves(step, last or interrupted):
                 with parts.timers("save_checkpoint"):
@@ -86,6 +87,14 @@ class TrainingLoop:
             metrics = {**metrics, **parts.timers.flush()}
         self._report(step, result, metrics)
         return interrupted and not last
+
+    def _check_replicas(self, step: int) -> None:
+        """Stop where ranks that must hold equal weights have drifted apart."""
+        every = self._config.replica_check_freq
+        if every > 0 and step % every == 0:
+            with self._parts.timers("check_replicas"):
+                for role in self._parts.state.roles.values():
+                    role.check_replicas()
 
     def _report(self, step: int, result: StepResult, metrics: Metrics) -> None:
         parts = self._parts
