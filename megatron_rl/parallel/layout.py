@@ -113,8 +113,16 @@ class RolloutLayout:
 
     tensor: int = 1
     data: int = 1
+    expert: int = 1
+    """Consecutive slots over which whole experts are spread: a multiple of ``tensor``, or 1 = TP cuts every expert."""
     permutation: tuple[int, ...] | None = None
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.expert != 1 and (self.expert % self.tensor != 0 or self.world_size % self.expert != 0):
+            raise ValueError(
+                f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides {self.world_size} ranks"
+            )
 
     @property
     def world_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
@@ -16,6 +17,7 @@ from megatron_rl.weights.names import (
     MegatronSpec,
     Rule,
     logical_tensors,
+    megatron_expert_rules,
     megatron_layer_rules,
 )
 
@@ -53,19 +55,28 @@ def megatron_layout(
     Raises ValueError naming the key where a degree does not divide the shape.
     """
     check_tensor_degree(model, layout.tensor, padded_vocab)
+    _check_expert_degrees(model, layout)
     shapes = {tensor.name: tensor for tensor in logical_tensors(model)}
 
     @cache
-    def of_place(tensor: int, stage: int) -> RankFragments:
-        place = Slice(tensor, layout.tensor)
+    def of_place(tensor: int, stage: int, expert: int, expert_tensor: int) -> RankFragments:
+        place, inner_place = Slice(tensor, layout.tensor), Slice(expert_tensor, layout.etp)
         rules = _stage_rules(model, layout, stage, spec, value_head)
-        return tuple(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab))
+        experts = _stage_expert_rules(model, layout, stage, Slice(expert, layout.expert), spec)
+        return (
+            *(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab)),
+            *(f for rule in experts for f in cut_rule(rule, shapes, model, inner_place, 0)),
+        )
 
     def of_rank(rank: int) -> RankFragments:
         if rank not in layout.ranks:
             return ()
         place = layout.coordinates(rank)
-        return of_place(place.tensor, place.pipeline)
+        if model.moe is None:
+            return of_place(place.tensor, place.pipeline, 0, 0)
+        in_stage = (rank - layout.offset) % (layout.tensor * layout.context * layout.data)
+        expert, expert_tensor = divmod(in_stage, layout.etp)
+        return of_place(place.tensor, place.pipeline, expert % layout.expert, expert_tensor)
 
     stage_layers(model.num_layers, layout, 0)
     return of_rank
@@ -82,6 +93,16 @@ def check_tensor_degree(model: ModelConfig, tensor: int, padded_vocab: int) -> N
         f"{padded_vocab}, and divide or be a multiple of num_key_value_heads={model.num_key_value_heads}; "
         f"legal here: {legal}"
     )
+
+
+def _check_expert_degrees(model: ModelConfig, layout: ParallelLayout) -> None:
+    if model.moe is None:
+        return
+    experts, inner = model.moe.num_experts, model.moe.expert_intermediate_size
+    if experts % layout.expert != 0:
+        raise ValueError(f"parallel.expert={layout.expert} does not divide model.moe.num_experts={experts}")
+    if inner % layout.etp != 0:
+        raise ValueError(f"parallel.expert_tensor={layout.etp} does not divide model.moe.expert_intermediate_size={inner}")
 
 
 def megatron_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
@@ -109,6 +130,19 @@ def _stage_rules(
     if last and not value_head:
         rules += _output_rules(model, layout)
     return tuple(rules)
+
+
+def _stage_expert_rules(
+    model: ModelConfig, layout: ParallelLayout, stage: int, place: Slice, spec: MegatronSpec
+) -> Iterator[Rule]:
+    """Routed experts of one expert-parallel rank: consecutive ones in each layer of the stage."""
+    if model.moe is None:
+        return
+    first, last = place.of(model.moe.num_experts)
+    for chunk in stage_layers(model.num_layers, layout, stage):
+        for layer in chunk:
+            for expert in range(first, last):
+                yield from megatron_expert_rules(model, layer, expert, spec)
 
 
 def _output_rules(model: ModelConfig, layout: ParallelLayout) -> tuple[Rule, ...]:

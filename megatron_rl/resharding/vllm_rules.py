@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.resharding.cuts import Slice, cut_rule
-from megatron_rl.resharding.spec import LayoutFn, RankFragments
-from megatron_rl.weights.names import logical_tensors, vllm_rules
+from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor, RankFragments
+from megatron_rl.weights.names import logical_tensors, vllm_end_rules, vllm_expert_rules, vllm_layer_rules
 
 _VOCAB_MULTIPLE = 64
 
@@ -23,25 +25,64 @@ def vllm_rules_layout(model: ModelConfig, layout: RolloutLayout) -> LayoutFn:
 
     Data-parallel engines share one tuple of fragments. Raises ValueError naming the key where vLLM refuses the degree.
     """
-    padded_vocab = vllm_padded_vocab_size(model.vocab_size)
-    check_tensor_degree(model, layout.tensor)
+    check_tensor_degree(model, layout)
     shapes = {tensor.name: tensor for tensor in logical_tensors(model)}
-    rules = vllm_rules(model)
     ranks = frozenset(rank for group in layout.tensor_groups() for rank in group)
 
     @cache
-    def of_place(tensor: int) -> RankFragments:
-        place = Slice(tensor, layout.tensor)
-        return tuple(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab))
+    def of_place(tensor: int, expert: int) -> RankFragments:
+        return tuple(_fragments(model, shapes, Slice(tensor, layout.tensor), Slice(expert, layout.expert)))
 
     def of_rank(rank: int) -> RankFragments:
-        return of_place(layout.slot(rank)[1]) if rank in ranks else ()
+        if rank not in ranks:
+            return ()
+        engine, tensor = layout.slot(rank)
+        return of_place(tensor, (engine * layout.tensor + tensor) % layout.expert)
 
     return of_rank
 
 
-def check_tensor_degree(model: ModelConfig, tensor: int) -> None:
+def _fragments(
+    model: ModelConfig, shapes: Mapping[str, LogicalTensor], place: Slice, expert_place: Slice
+) -> Iterator[Fragment]:
+    padded_vocab = vllm_padded_vocab_size(model.vocab_size)
+    for layer in range(model.num_layers):
+        for rule in vllm_layer_rules(model, layer):
+            yield from cut_rule(rule, shapes, model, place, padded_vocab)
+        yield from _stacked_experts(model, shapes, layer, place, expert_place)
+    for rule in vllm_end_rules(model):
+        yield from cut_rule(rule, shapes, model, place, padded_vocab)
+
+
+def _stacked_experts(
+    model: ModelConfig, shapes: Mapping[str, LogicalTensor], layer: int, place: Slice, expert_place: Slice
+) -> Iterator[Fragment]:
+    """Local experts one behind the other in one parameter: whole over the expert ranks, else each cut by TP."""
+    if model.moe is None:
+        return
+    inner_place = place if expert_place.size == 1 else Slice(0, 1)
+    for slot, expert in enumerate(local_experts(model.moe.num_experts, expert_place)):
+        for rule in vllm_expert_rules(model, layer, expert):
+            fragments = tuple(cut_rule(rule, shapes, model, inner_place, 0))
+            shift = slot * sum(f.num_elements for f in fragments)
+            yield from (replace(f, offset=f.offset + shift) for f in fragments)
+
+
+def local_experts(num_experts: int, place: Slice) -> range:
+    """Experts of one expert-parallel rank: consecutive, the first ranks taking one more where they do not divide."""
+    share, more = divmod(num_experts, place.size)
+    first = place.index * share + min(place.index, more)
+    return range(first, first + share + (place.index < more))
+
+
+def check_tensor_degree(model: ModelConfig, layout: RolloutLayout) -> None:
     """Raise ValueError naming the key, the rule and the legal degrees where vLLM cannot cut this shape."""
+    tensor = layout.tensor
+    if layout.expert == 1 and model.moe is not None and model.moe.expert_intermediate_size % tensor != 0:
+        raise ValueError(
+            f"rollout.tensor_parallel_size={tensor} does not divide model.moe.expert_intermediate_size="
+            f"{model.moe.expert_intermediate_size}; spread whole experts over the ranks instead"
+        )
     if tensor in vllm_tensor_degrees(model, tensor):
         return
     legal = vllm_tensor_degrees(model, model.num_attention_heads)

@@ -25,6 +25,11 @@ _LAYER = "model.layers.{layer}."
 QKV_WEIGHTS = tuple(f"self_attn.{p}_proj.weight" for p in "qkv")
 QKV_BIASES = tuple(f"self_attn.{p}_proj.bias" for p in "qkv")
 GATE_UP_WEIGHTS = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+DOWN_WEIGHT = "mlp.down_proj.weight"
+_EXPERT = "mlp.experts.{expert}."
+_EXPERT_GATE_UP = ("gate_proj.weight", "up_proj.weight")
+_EXPERT_DOWN = "down_proj.weight"
+ROUTER = "mlp.gate.weight"
 
 
 class Cut(Enum):
@@ -66,8 +71,13 @@ _MEGATRON_LAYER_RULES = (
     Rule("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), Cut.COLUMNS),
     Rule("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), Cut.REPLICATED),
     Rule("mlp.linear_fc1.weight", GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
-    Rule("mlp.linear_fc2.weight", ("mlp.down_proj.weight",), Cut.COLUMNS),
+    Rule("mlp.linear_fc2.weight", (DOWN_WEIGHT,), Cut.COLUMNS),
+    Rule("mlp.router.weight", (ROUTER,), Cut.REPLICATED),
 )
+_MEGATRON_EXPERT_NAMES = {
+    "local": ("mlp.experts.local_experts.{expert}.linear_fc1.weight", "mlp.experts.local_experts.{expert}.linear_fc2.weight"),
+    "te": ("mlp.experts.linear_fc1.weight{expert}", "mlp.experts.linear_fc2.weight{expert}"),
+}
 _TE_LOCAL_NAMES = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
@@ -81,8 +91,10 @@ _VLLM_LAYER_RULES = (
     Rule("self_attn.o_proj.weight", ("self_attn.o_proj.weight",), Cut.COLUMNS),
     Rule("post_attention_layernorm.weight", ("post_attention_layernorm.weight",), Cut.REPLICATED),
     Rule("mlp.gate_up_proj.weight", GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
-    Rule("mlp.down_proj.weight", ("mlp.down_proj.weight",), Cut.COLUMNS),
+    Rule("mlp.down_proj.weight", (DOWN_WEIGHT,), Cut.COLUMNS),
+    Rule("mlp.gate.weight", (ROUTER,), Cut.REPLICATED),
 )
+_VLLM_EXPERT_NAMES = ("mlp.experts.routed_experts.w13_weight", "mlp.experts.routed_experts.w2_weight")
 
 MEGATRON_EMBEDDING = Rule("embedding.word_embeddings.weight", (EMBEDDING,), Cut.VOCAB)
 MEGATRON_FINAL_NORM = Rule("decoder.final_layernorm.weight", (FINAL_NORM,), Cut.REPLICATED)
@@ -92,39 +104,60 @@ MEGATRON_TIED_OUTPUT = Rule("output_layer.weight", (EMBEDDING,), Cut.VOCAB)
 
 
 def megatron_layer_rules(model: ModelConfig, layer: int, spec: MegatronSpec = "local") -> tuple[Rule, ...]:
-    """Rules of one decoder layer under Megatron-Core's names, ``layer`` being the global index."""
-    rules = _present(_MEGATRON_LAYER_RULES, model)
+    """Rules of one decoder layer under Megatron-Core's names, routed experts left out; ``layer`` is the global index."""
+    rules = _present(_MEGATRON_LAYER_RULES, model, layer)
     if spec == "te":
         rules = tuple(Rule(_TE_LOCAL_NAMES.get(r.local, r.local), r.parts, r.cut) for r in rules)
     return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in rules)
 
 
-def vllm_rules(model: ModelConfig) -> tuple[Rule, ...]:
-    """Rules of a whole model under the parameter names of vLLM's modules."""
-    layer_rules = _present(_VLLM_LAYER_RULES, model)
-    rules = [Rule(EMBEDDING, (EMBEDDING,), Cut.VOCAB)]
-    rules += [rule.at_layer(layer, _LAYER) for layer in range(model.num_layers) for rule in layer_rules]
-    rules.append(Rule(FINAL_NORM, (FINAL_NORM,), Cut.REPLICATED))
-    if not model.tie_word_embeddings:
-        rules.append(Rule(LM_HEAD, (LM_HEAD,), Cut.VOCAB))
-    return tuple(rules)
+def megatron_expert_rules(model: ModelConfig, layer: int, expert: int, spec: MegatronSpec = "local") -> tuple[Rule, ...]:
+    """Rules of one routed expert (global index), cut over the expert-tensor ranks; none in a dense layer."""
+    if not has_experts(model, layer):
+        return ()
+    up_name, down_name = (name.format(expert=expert) for name in _MEGATRON_EXPERT_NAMES[spec])
+    return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in _expert_rules(up_name, down_name, expert))
+
+
+def vllm_layer_rules(model: ModelConfig, layer: int) -> tuple[Rule, ...]:
+    """Rules of one decoder layer under the names of vLLM's modules, routed experts left out."""
+    return tuple(rule.at_layer(layer, _LAYER) for rule in _present(_VLLM_LAYER_RULES, model, layer))
+
+
+def vllm_expert_rules(model: ModelConfig, layer: int, expert: int) -> tuple[Rule, ...]:
+    """Rules of one routed expert; vLLM stacks the local experts of a layer in the parameter that every rule names."""
+    if not has_experts(model, layer):
+        return ()
+    return tuple(rule.at_layer(layer, _LAYER) for rule in _expert_rules(*_VLLM_EXPERT_NAMES, expert))
+
+
+def vllm_end_rules(model: ModelConfig) -> tuple[Rule, ...]:
+    """Rules of what lies outside the layers."""
+    ends = (Rule(EMBEDDING, (EMBEDDING,), Cut.VOCAB), Rule(FINAL_NORM, (FINAL_NORM,), Cut.REPLICATED))
+    return ends if model.tie_word_embeddings else (*ends, Rule(LM_HEAD, (LM_HEAD,), Cut.VOCAB))
+
+
+def has_experts(model: ModelConfig, layer: int) -> bool:
+    """Whether a layer (global index) has routed experts instead of a dense MLP."""
+    return model.moe is not None and layer >= model.moe.num_dense_layers
 
 
 def logical_tensors(model: ModelConfig) -> tuple[LogicalTensor, ...]:
     """Every tensor of the model's Hugging Face checkpoint, in file order; a tied model has no ``lm_head.weight``."""
-    _require_dense(model)
     vocab = (model.vocab_size, model.hidden_size)
     tensors = [LogicalTensor(EMBEDDING, vocab)]
     for layer in range(model.num_layers):
         prefix = _LAYER.format(layer=layer)
-        tensors += [LogicalTensor(prefix + name, shape) for name, shape in _layer_shapes(model)]
+        shapes = (*_layer_shapes(model, layer), *_expert_shapes(model, layer))
+        tensors += [LogicalTensor(prefix + name, shape) for name, shape in shapes]
     tensors.append(LogicalTensor(FINAL_NORM, (model.hidden_size,)))
     if not model.tie_word_embeddings:
         tensors.append(LogicalTensor(LM_HEAD, vocab))
     return tuple(tensors)
 
 
-def _layer_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_shapes(model: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    _require_known(model)
     hidden, inner, head = model.hidden_size, model.intermediate_size, model.kv_channels
     query, key = model.num_attention_heads * head, model.num_key_value_heads * head
     yield "input_layernorm.weight", (hidden,)
@@ -137,21 +170,41 @@ def _layer_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "self_attn.k_norm.weight", (head,)
     yield "self_attn.o_proj.weight", (hidden, query)
     yield "post_attention_layernorm.weight", (hidden,)
-    for name in GATE_UP_WEIGHTS:
-        yield name, (inner, hidden)
-    yield "mlp.down_proj.weight", (hidden, inner)
+    if has_experts(model, layer):
+        assert model.moe is not None
+        yield ROUTER, (model.moe.num_experts, hidden)
+    else:
+        for name in GATE_UP_WEIGHTS:
+            yield name, (inner, hidden)
+        yield DOWN_WEIGHT, (hidden, inner)
 
 
-def _present(rules: tuple[Rule, ...], model: ModelConfig) -> tuple[Rule, ...]:
-    """Rules whose checkpoint tensors this model has."""
-    _require_dense(model)
-    names = {name for name, _ in _layer_shapes(model)}
+def _expert_shapes(model: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if model.moe is None or not has_experts(model, layer):
+        return
+    hidden, inner = model.hidden_size, model.moe.expert_intermediate_size
+    for expert in range(model.moe.num_experts):
+        prefix = _EXPERT.format(expert=expert)
+        for name in _EXPERT_GATE_UP:
+            yield prefix + name, (inner, hidden)
+        yield prefix + _EXPERT_DOWN, (hidden, inner)
+
+
+def _expert_rules(up_name: str, down_name: str, expert: int) -> tuple[Rule, Rule]:
+    prefix = _EXPERT.format(expert=expert)
+    gate_up = tuple(prefix + name for name in _EXPERT_GATE_UP)
+    return Rule(up_name, gate_up, Cut.STACKED_ROWS), Rule(down_name, (prefix + _EXPERT_DOWN,), Cut.COLUMNS)
+
+
+def _present(rules: tuple[Rule, ...], model: ModelConfig, layer: int) -> tuple[Rule, ...]:
+    """Rules whose checkpoint tensors this layer has."""
+    names = {name for name, _ in _layer_shapes(model, layer)}
     return tuple(rule for rule in rules if names.issuperset(rule.parts))
 
 
-def _require_dense(model: ModelConfig) -> None:
-    if model.moe is not None or model.mla is not None:
+def _require_known(model: ModelConfig) -> None:
+    if model.mla is not None or (model.moe is not None and model.moe.num_shared_experts):
         raise ValueError(
-            f"model.architecture={model.architecture}: weight names are known for dense Llama, Qwen2 and Qwen3 models; "
-            "leave model.moe and model.mla null"
+            f"model.architecture={model.architecture}: weight names are known for Llama, Qwen2, Qwen3 and Qwen3-MoE; "
+            "latent attention (model.mla) and shared experts (model.moe.num_shared_experts) are not planned yet"
         )

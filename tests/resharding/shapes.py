@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.model import ModelConfig, MoeConfig
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.plan import ReshardPlan
@@ -27,7 +27,10 @@ def tiny_model(
         vocab_size=vocab,
         tie_word_embeddings=tied,
         qkv_bias=architecture == "qwen2",
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture.startswith("qwen3"),
+        moe=MoeConfig(num_experts=6, experts_per_token=2, expert_intermediate_size=8, num_dense_layers=1)
+        if architecture == "qwen3_moe"
+        else None,
     )
 
 

@@ -15,7 +15,7 @@ from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vo
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
-from megatron_rl.resharding.spec import LogicalTensor, RankFragments
+from megatron_rl.resharding.spec import Fragment, LogicalTensor, RankFragments
 from megatron_rl.resharding.verify import allocate_buffers, count_writes, fragment_view, scatter_logical
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
@@ -28,7 +28,7 @@ BUDGET = 1 << 14
 @st.composite
 def _layout_pairs(draw: st.DrawFn) -> tuple[ModelConfig, ParallelLayout, RolloutLayout]:
     groups = draw(st.sampled_from([1, 2, 4]))
-    family = draw(st.sampled_from(["llama", "qwen2", "qwen3"]))
+    family = draw(st.sampled_from(["llama", "qwen2", "qwen3", "qwen3_moe"]))
     model = tiny_model(family, groups=groups, vocab=draw(st.sampled_from([251, 256, 65])), tied=draw(st.booleans()))
     train = ParallelLayout(
         tensor=draw(st.sampled_from([1, 2, 4])),
@@ -40,9 +40,16 @@ def _layout_pairs(draw: st.DrawFn) -> tuple[ModelConfig, ParallelLayout, Rollout
     if train.pipeline == 1:
         train = replace(train, virtual_pipeline=1)
     tensor = draw(st.sampled_from([1, 2, 4]))
+    if model.moe is not None:
+        block = train.tensor * train.context * train.data
+        expert, expert_tensor = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (6, 1)]))
+        if block % (expert * expert_tensor) == 0:
+            train = replace(train, expert=expert, expert_tensor=expert_tensor)
     colocated = draw(st.booleans()) and train.world_size % tensor == 0
     data = train.world_size // tensor if colocated else draw(st.sampled_from([1, 2, 3]))
-    return model, train, RolloutLayout(tensor=tensor, data=data, offset=0 if colocated else train.world_size)
+    spread = draw(st.sampled_from([1, tensor, tensor * data]))
+    offset = 0 if colocated else train.world_size
+    return model, train, RolloutLayout(tensor=tensor, data=data, expert=spread, offset=offset)
 
 
 def _element_ids(model: ModelConfig) -> dict[str, torch.Tensor]:
@@ -211,5 +218,6 @@ def test_plan_matches_golden(update_golden: bool) -> None:
 
 
 def test_fragment_view_matches_hand_computed() -> None:
-    fragment = vllm_rules_layout(tiny_model(), RolloutLayout(tensor=2))(1)[0]
-    assert fragment_view(fragment, torch.zeros(128 * 16)).shape == (123, 16)
+    """Columns 4..7 of rows 1..2 stored as a [2, 4] block behind 8 other elements."""
+    fragment = Fragment("w", (1, 4), (3, 8), "buffer", 8, (4, 1))
+    assert fragment_view(fragment, torch.arange(20)).tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
