@@ -101,3 +101,19 @@ def test_reverse_scan_compiles(compiled: list[str]) -> None:
     reverse_scan_triton(x, x)
     gae_triton(x, x, flags, flags, 0.99, 0.95)
     assert compiled == ["_scan_row", "_gae_row"]
+
+
+def test_masked_whiten_compiles(compiled: list[str]) -> None:
+    from kernels.masked_whiten.triton import masked_whiten_triton
+
+    masked_whiten_triton(torch.zeros(5), torch.zeros(5).bool())
+    assert compiled == ["_block_moments", "_shift_and_scale"]
+
+
+def test_pack_compiles(compiled: list[str]) -> None:
+    from kernels.pack.triton import pack_triton, unpack_triton
+
+    starts, cu_seqlens = torch.zeros(1, dtype=torch.int64), torch.tensor([0, 2], dtype=torch.int32)
+    packed = pack_triton(torch.zeros(1, 3, dtype=torch.bfloat16), starts, cu_seqlens, 2, 2)
+    unpack_triton(packed, starts, cu_seqlens, 1, 3, 2)
+    assert compiled == ["_copy_documents"] * 2
