@@ -33,6 +33,7 @@ LAYERS = {
     "data": 4,
     "observability": 4,
     "training": 5,
+    "report": 5,
     "launchers": 5,
     "cli": 6,
 }
@@ -63,6 +64,7 @@ TORCH_FREE = (
     "megatron_rl/__init__.py",
     "megatron_rl/config/",
     "megatron_rl/estimator/",
+    "megatron_rl/report/",
     "megatron_rl/parallel/layout.py",
     "megatron_rl/resharding/spec.py",
     "megatron_rl/resharding/planner.py",
@@ -70,6 +72,8 @@ TORCH_FREE = (
     "megatron_rl/cli/main.py",
     "megatron_rl/cli/check.py",
     "megatron_rl/cli/compose.py",
+    "megatron_rl/cli/report.py",
+    "megatron_rl/cli/watch.py",
     "launchers/",
     "hydra_conf/",
 )

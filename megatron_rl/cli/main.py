@@ -25,6 +25,8 @@ class Command:
     summary: str
     takes_overrides: bool = True
     """Whether its arguments are configuration overrides."""
+    usage: str = "[key=value ...]"
+    """Its arguments where they are none."""
 
 
 COMMANDS = {
@@ -34,6 +36,15 @@ COMMANDS = {
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
     "evaluate": Command("megatron_rl.cli.tasks:evaluate", "score a policy on the validation prompts"),
     "convert": Command("megatron_rl.cli.convert:run", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
+    "report": Command(
+        "megatron_rl.cli.report:run",
+        "write runs or a sweep as one HTML page",
+        takes_overrides=False,
+        usage="RUN_OR_SWEEP_DIR [RUN_DIR ...] [--out FILE]",
+    ),
+    "watch": Command(
+        "megatron_rl.cli.watch:run", "show a run in the terminal as it goes on", takes_overrides=False, usage="RUN_DIR [--once]"
+    ),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
 
@@ -128,7 +139,7 @@ def _command_help(name: str) -> str:
     command = COMMANDS[name]
     lines = [f"megatron-rl {name}: {command.summary}", ""]
     if not command.takes_overrides:
-        return "\n".join([*lines, f"usage: megatron-rl {name} [key=value ...]"])
+        return "\n".join([*lines, f"usage: megatron-rl {name} {command.usage}"])
     from megatron_rl.config.loading import group_choices
 
     lines += [

@@ -42,7 +42,7 @@ def test_wheel_holds_every_source_and_data_file(wheel: zipfile.ZipFile) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()
         for part in PARTS[:4]
-        for pattern in ("*.py", "*.yaml", "*.json", "py.typed")
+        for pattern in ("*.py", "*.yaml", "*.json", "*.html", "*.css", "*.js", "py.typed")
         for path in (ROOT / part).rglob(pattern)
     }
     assert wanted - inside == set()
