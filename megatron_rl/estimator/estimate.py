@@ -1,0 +1,188 @@
+"""The estimate: search every pool of cards, rank what fits, explain the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.run import RunConfig
+from megatron_rl.estimator.calibration import MeasuredRun, fit
+from megatron_rl.estimator.catalogue import GIB, find_gpu
+from megatron_rl.estimator.coefficients import Coefficients
+from megatron_rl.estimator.cost import CostEstimate, PoolMemory, RankedStrategy, Rejected
+from megatron_rl.estimator.deployment import TRAINABLE_OFFLOADS, Workload
+from megatron_rl.estimator.explain import assumption_lines, calibration_lines, sync_line, verdict_line
+from megatron_rl.estimator.fsdp import fsdp_deployment, fsdp_memory, fsdp_times
+from megatron_rl.estimator.measurements import Measurement, load_measurements
+from megatron_rl.estimator.parameters import total_parameters
+from megatron_rl.estimator.pools import make_pools
+from megatron_rl.estimator.presets import preset_model
+from megatron_rl.estimator.ranking import Plan, Prices, rank_row, undominated, why_not
+from megatron_rl.estimator.step_time import phase_seconds
+from megatron_rl.estimator.strategies import Limits, Pins, Pool, Search, Strategy
+from megatron_rl.estimator.workload import limits_of, pins_of, workload_of
+
+NUM_ALTERNATIVES = 8
+GROWTH = (2, 4, 8, 16, 32)
+"""Multiples of the cards that are tried where nothing fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked beside the run's configuration. Lengths are means, in tokens; None = the configured maxima."""
+
+    gpu: str
+    num_gpus: int
+    device_map: Mapping[str, str] = field(default_factory=dict)
+    price_per_hour: float | Mapping[str, float] | None = None
+    """USD per GPU hour, for all cards or by kind; None = the catalogue's placeholder."""
+    num_prompts: int | None = None
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    measurements: Path | None = None
+    """More records than the shipped ones."""
+    typed: frozenset[str] = frozenset()
+    """Dotted keys the user set: the search leaves them alone."""
+
+
+def estimate(config: RunConfig, request: Request) -> CostEstimate:
+    """Estimate a run.
+
+    Raises:
+        ConfigError: what was asked cannot be, naming the key and the nearest names.
+    """
+    workload = workload_of(
+        config,
+        num_prompts=request.num_prompts,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=request.response_tokens,
+    )
+    pools = make_pools(request.gpu, request.num_gpus, request.device_map, workload)
+    prices = Prices.of(request.price_per_hour, pools)
+    runs = measured_runs(load_measurements(request.measurements))
+    searches = [
+        _search(config.model, workload, pool, runs, pins_of(config, request.typed), limits_of(config)) for pool in pools
+    ]
+    plans, rejected = _plans(searches)
+    rejected += [Rejected(label=plan.label, reason=why_not(plan)) for plan in plans if not plan.fits]
+    best, *rest = [plan for plan in plans if plan.fits] or plans[:1]
+    best = best.planned(searches[0])
+    rows = [rank_row(plan, best, workload, prices) for plan in (best, *rest[: NUM_ALTERNATIVES - 1])]
+    if len(pools) == 1 and best.fits:
+        rows.append(_fsdp_row(searches[0], best, workload, prices))
+    advice = "" if best.fits and best.untrainable is None else _smallest_fit(searches)
+    return _answer(config, workload, searches, best, rows, rejected, prices, advice)
+
+
+def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:
+    """Records with their model's shape and their card looked up."""
+    return [MeasuredRun(record=r, model=preset_model(r.model), gpu=find_gpu(r.gpu, "measurement.gpu")) for r in records]
+
+
+def _search(model: ModelConfig, workload: Workload, pool: Pool, runs: list[MeasuredRun], pins: Pins, limits: Limits) -> Search:
+    return Search(model=model, workload=workload, pool=pool, coefficients=fit(runs, pool.gpu), pins=pins, limits=limits)
+
+
+def _plans(searches: list[Search]) -> tuple[list[Plan], list[Rejected]]:
+    """One strategy for each pool: every one of the actor's, with the best of the others'. Best first."""
+    found: list[list[Strategy]] = []
+    rejected: list[Rejected] = []
+    for search in searches:
+        strategies, impossible = search.run()
+        found.append(undominated(strategies))
+        rejected += [Rejected(label=one.label, reason=one.reason) for one in impossible]
+    other_frac = searches[0].coefficients.other_frac.value
+    others = [min(strategies, key=lambda s: (not s.fits, s.step_s)) for strategies in found[1:]]
+    plans = [Plan((strategy, *others), other_frac) for strategy in found[0]]
+    return sorted(plans, key=lambda p: (not p.fits, p.untrainable is not None, p.step_s, p.peak_bytes)), rejected
+
+
+def _smallest_fit(searches: list[Search]) -> str:
+    """How many of the same cards this version would need."""
+    search = searches[0]
+    if len(searches) > 1 or search.model.moe is not None or search.model.mla is not None:
+        return ""
+    for factor in GROWTH:
+        pool = replace(search.pool, num_gpus=search.pool.num_gpus * factor)
+        found, _ = replace(search, pool=pool, offloads=TRAINABLE_OFFLOADS).run()
+        fitting = [strategy for strategy in found if strategy.fits]
+        if fitting:
+            best = min(fitting, key=lambda s: s.step_s)
+            return f"{pool.num_gpus} x {pool.gpu.name} would fit: {Plan((best,), 0.0).label}"
+    return f"not even {search.pool.num_gpus * GROWTH[-1]} of these cards would do; take cards with more memory"
+
+
+def _fsdp_row(search: Search, best: Plan, workload: Workload, prices: Prices) -> RankedStrategy:
+    base = best.strategies[0]
+    rollout = next(phase for phase in base.memory if phase.phase == "rollout")
+    deployment = fsdp_deployment(base.deployment)
+    strategy = Strategy(
+        pool=base.pool,
+        deployment=deployment,
+        memory=fsdp_memory(deployment, rollout),
+        times=fsdp_times(deployment, workload, base.pool.gpu, search.coefficients),
+        usable_bytes=base.usable_bytes,
+    )
+    row = rank_row(Plan((strategy,), best.other_frac), best, workload, prices)
+    return replace(
+        row,
+        label=f"FSDP over {base.pool.num_gpus}, full recompute",
+        overrides=(),
+        trainable=False,
+        why=f"FSDP is not part of this version; {row.why}",
+    )
+
+
+def _answer(
+    config: RunConfig,
+    workload: Workload,
+    searches: list[Search],
+    best: Plan,
+    rows: list[RankedStrategy],
+    rejected: list[Rejected],
+    prices: Prices,
+    advice: str,
+) -> CostEstimate:
+    pools = [search.pool for search in searches]
+    coefficients: list[Coefficients] = [search.coefficients for search in searches]
+    return CostEstimate(
+        model=config.model.name,
+        parameters=total_parameters(config.model),
+        algorithm=config.algorithm.name,
+        gpus=" + ".join(f"{pool.num_gpus} x {pool.gpu.name}" for pool in pools),
+        num_gpus=sum(pool.num_gpus for pool in pools),
+        fits=best.fits and best.untrainable is None,
+        verdict=verdict_line(best, advice),
+        peak_mem_per_gpu=rows[0].peak_mem_gib,
+        time_per_epoch=rows[0].time_per_epoch,
+        total_gpu_hours=rows[0].total_gpu_hours,
+        cost=rows[0].cost,
+        price_per_hour=prices.by_card,
+        price_is_assumed=prices.assumed,
+        steps_per_epoch=workload.steps_per_epoch,
+        total_steps=workload.total_steps,
+        recommended_strategy=rows[0],
+        alternatives=tuple(rows[1:]),
+        rejected=tuple(rejected),
+        memory_gib=tuple(_pool_memory(strategy) for strategy in best.strategies),
+        step_seconds=phase_seconds([s.times for s in best.strategies], best.other_frac),
+        time_parts=tuple((t.phase, t.role, t.component, t.seconds) for s in best.strategies for t in s.times),
+        sync=sync_line(best.strategies[0]),
+        assumptions=assumption_lines(config, workload, prices, pools),
+        calibration=calibration_lines(pools, coefficients),
+    )
+
+
+def _pool_memory(strategy: Strategy) -> PoolMemory:
+    phases: dict[str, dict[str, float]] = {
+        phase.phase: {f"{part.role} {part.kind}": part.size_bytes / GIB for part in phase.parts} for phase in strategy.memory
+    }
+    return PoolMemory(
+        gpu=strategy.pool.gpu.name,
+        num_gpus=strategy.pool.num_gpus,
+        card_gib=strategy.pool.gpu.memory_bytes / GIB,
+        usable_gib=strategy.usable_bytes / GIB,
+        phases=phases,
+    )
