@@ -112,8 +112,10 @@ def packed_length(lengths: Iterable[int], multiple: int) -> int:
 
 def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
     """Positions of the rows' tokens in a flattened ``[B, width]`` tensor, i64, on the host."""
-    pieces = [torch.arange(row * width, row * width + length) for row, length in zip(rows, lengths, strict=True)]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+    lengths_D = torch.tensor(list(lengths), dtype=torch.int64)
+    starts_D = lengths_D.cumsum(0) - lengths_D
+    shifts_D = torch.tensor(rows, dtype=torch.int64) * width - starts_D
+    return torch.arange(int(lengths_D.sum())) + shifts_D.repeat_interleave(lengths_D)
 
 
 @dataclass(frozen=True, slots=True)

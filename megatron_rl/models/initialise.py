@@ -19,7 +19,7 @@ _SCALED = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 def _std(name: str, model: ModelConfig) -> float:
     if name.startswith("value_head."):
-        return 1.0 / math.sqrt(model.hidden_size + 1)  # Stiennon et al. 2020, appendix B.1
+        return 0.0  # The first advantages are then plain returns, not noise of a random head.
     return _STD / math.sqrt(2 * model.num_layers) if name.endswith(_SCALED) else _STD
 
 

@@ -41,6 +41,8 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim of ``x``; dtype is kept."""
+        if x.is_cuda:
+            return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x_f32 = x.float()
         normed = x_f32 * torch.rsqrt(x_f32.square().mean(-1, keepdim=True) + self.eps)
         return normed.to(x.dtype) * self.weight

@@ -44,6 +44,17 @@ class ValueLossForTest:
 
 
 @dataclass(frozen=True)
+class RatioLoss:
+    """Reports how far the importance ratio is from one."""
+
+    needs_entropy: bool = False
+
+    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch):  # type: ignore[no-untyped-def]
+        deviation = (outputs_T.detach() - batch.old_logprobs_T).where(batch.packed.predicts_T, 0.0).expm1().abs().max()
+        return (outputs_T * batch.loss_weights_T).sum(), {"ratio_deviation": (deviation, "max")}
+
+
+@dataclass(frozen=True)
 class RoleRun:
     """What to run."""
 
@@ -73,6 +84,7 @@ def run_role(run: RoleRun) -> Answer:
     role = MegatronRole.build(
         run.model, run.config, run.layout, GroupRegistry(), Platform.detect(), head=run.head, total_optimizer_steps=10, seed=3
     )
+    fill_value_head(role)
     batch = ragged_batch()
     answer: Answer = {}
     if run.head == "lm":
@@ -88,6 +100,14 @@ def run_role(run: RoleRun) -> Answer:
     answer["gradients"] = {name: p.main_grad.numpy().copy() for name, p in role.parameters.items()}
     answer["weights"] = {name: p.detach().numpy().copy() for name, p in role.parameters.items()}
     return answer
+
+
+def fill_value_head(role) -> None:  # type: ignore[no-untyped-def]
+    """Give a critic's head weights; it starts at zero, where no gradient reaches the layers below."""
+    if "value_head.weight" in role.parameters:
+        weight = role.parameters["value_head.weight"]
+        weight.data.copy_(torch.linspace(-1.0, 1.0, weight.numel()).view(weight.shape))
+    role.weights_changed()
 
 
 def _join(name: str, shards: list[np.ndarray], model: ModelConfig) -> np.ndarray:

@@ -13,7 +13,15 @@ from megatron_rl.config.training import OptimConfig, TrainedRoleConfig
 from megatron_rl.parallel.layout import ParallelLayout
 from tests.support.distributed import run_distributed
 from tests.support.tiny_models import ragged_batch, tiny_model
-from tests.training.role_runs import Answer, PolicyLossForTest, RoleRun, ValueLossForTest, assert_close, gather_tensors
+from tests.training.role_runs import (
+    Answer,
+    PolicyLossForTest,
+    RoleRun,
+    ValueLossForTest,
+    assert_close,
+    fill_value_head,
+    gather_tensors,
+)
 
 
 def _config(**optim: object) -> TrainedRoleConfig:
@@ -26,9 +34,11 @@ def _build(run: RoleRun, seed: int):  # type: ignore[no-untyped-def]
     from megatron_rl.runtime.platform import Platform
     from megatron_rl.training.megatron_role import MegatronRole
 
-    return MegatronRole.build(
+    role = MegatronRole.build(
         run.model, run.config, run.layout, GroupRegistry(), Platform.detect(), head=run.head, total_optimizer_steps=8, seed=seed
     )
+    fill_value_head(role)
+    return role
 
 
 def _moments(role) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]

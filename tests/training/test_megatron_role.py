@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from megatron_rl.config.training import OptimConfig, RecomputeConfig, TrainedRoleConfig
+from megatron_rl.parallel.layout import ParallelLayout
 from tests.support.distributed import run_distributed
-from tests.support.tiny_models import tiny_model
-from tests.training.role_runs import Answer, RoleRun, assert_same_run, run_role
+from tests.support.tiny_models import ragged_batch, tiny_model
+from tests.training.role_runs import Answer, RatioLoss, RoleRun, assert_same_run, run_role
 
 _OPTIM = OptimConfig(lr=0.01, eps=0.1)
 _TWO = {
@@ -91,3 +92,26 @@ def test_tied_copies_stay_bit_equal_over_five_steps() -> None:
     first, last = run_distributed(2, run_role, run)
     copies = first["weights"]["embedding.word_embeddings.weight"], last["weights"]["output_layer.weight"]  # type: ignore[index]
     assert (copies[0] == copies[1]).all()
+
+
+def _score_then_update(layouts: list[dict[str, object]]) -> list[float]:
+    """Largest |ratio - 1| of a first update whose old log-probs came from packs of another size."""
+    from megatron_rl.parallel.groups import GroupRegistry
+    from megatron_rl.runtime.platform import Platform
+    from megatron_rl.training.megatron_role import MegatronRole
+
+    deviations = []
+    for degrees in layouts:
+        layout, registry = ParallelLayout(**degrees), GroupRegistry()  # type: ignore[arg-type]
+        config = TrainedRoleConfig(optim=_OPTIM, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=8)
+        role = MegatronRole.build(tiny_model(), config, layout, registry, Platform.detect(), temperature=0.7)
+        old_logprobs = role.score(ragged_batch())[0]
+        role.config = config.model_copy(update={"ppo_micro_batch_size_per_gpu": 2})
+        metrics = role.update(replace(ragged_batch(), old_logprobs_BS=old_logprobs), RatioLoss())
+        deviations.append(metrics["ratio_deviation"].value)
+    return deviations
+
+
+def test_first_update_has_ratio_one() -> None:
+    for deviations in run_distributed(2, _score_then_update, [dict(data=2), dict(tensor=2), dict(pipeline=2)]):
+        assert max(deviations) < 2e-6
