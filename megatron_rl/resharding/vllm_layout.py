@@ -19,28 +19,38 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.fused_moe import expert_map_manager
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from megatron_rl.resharding.boxes import Box, intersect, volume
 from megatron_rl.resharding.spec import Fragment, LogicalTensor, RankFragments
 from megatron_rl.weights.hf_config import model_config_from_hf
-from megatron_rl.weights.names import logical_tensors
+from megatron_rl.weights.names import is_routed_expert, logical_tensors
 
 _GROUPS = ("_TP", "_PP", "_DP", "_EP", "_DCP", "_PCP", "_WORLD")
 
 
-def trace_vllm_layout(hf_config_dir: Path, tp_size: int, tp_rank: int) -> RankFragments:
+def trace_vllm_layout(
+    hf_config_dir: Path,
+    tp_size: int,
+    tp_rank: int,
+    *,
+    tensors: Sequence[LogicalTensor] | None = None,
+    expert_parallel: bool = False,
+) -> RankFragments:
     """What rank ``tp_rank`` of ``tp_size`` stores, buffers named as in vLLM's ``named_parameters``.
 
-    ``hf_config_dir`` needs only config.json. Raises ValueError naming the tensor where the record is no full account of
-    the loading: a copy from a tensor made on the way, a parameter not written exactly once, a checkpoint tensor that
-    was never read.
+    ``hf_config_dir`` needs only config.json. ``tensors``: those of the checkpoint, derived from config.json where the
+    family is one that we train. ``expert_parallel``: whole experts are spread over the ranks.
+    Raises ValueError naming the tensor where the record is no full account of the loading: a copy from a tensor made on
+    the way, a parameter not written exactly once, a checkpoint tensor that was never read.
     """
-    tensors = logical_tensors(model_config_from_hf(hf_config_dir))
+    if tensors is None:
+        tensors = logical_tensors(model_config_from_hf(hf_config_dir))
     with _fake_world(tp_size, tp_rank):
-        model = _build_on_meta(hf_config_dir, tp_size)
-        return _record_loading(model, tensors)
+        model = _build_on_meta(hf_config_dir, tp_size, expert_parallel)
+        return _record_loading(model, tensors, skips_experts=expert_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +87,31 @@ def _fake_world(tp_size: int, tp_rank: int) -> Iterator[None]:
             setattr(parallel_state, name, group)
 
 
-def _build_on_meta(hf_config_dir: Path, tp_size: int) -> nn.Module:
+def _build_on_meta(hf_config_dir: Path, tp_size: int, expert_parallel: bool) -> nn.Module:
     arguments = EngineArgs(model=str(hf_config_dir), skip_tokenizer_init=True, enforce_eager=True, dtype="float32")
     config = arguments.create_engine_config()
+    # Set afterwards: the arguments' own checks want as many devices as ranks.
+    config.parallel_config.enable_expert_parallel = expert_parallel
     config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = tp_size
-    with set_default_torch_dtype(torch.float32), torch.device("meta"):
+    with set_default_torch_dtype(torch.float32), torch.device("meta"), _expert_map_on_cpu():
         model: nn.Module = initialize_model(vllm_config=config)
     return model
+
+
+@contextmanager
+def _expert_map_on_cpu() -> Iterator[None]:
+    """Let vLLM compute which experts are local with real numbers; on meta it could not read them back."""
+    original = expert_map_manager.determine_expert_map
+
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        with torch.device("cpu"):
+            return original(*args, **kwargs)
+
+    expert_map_manager.determine_expert_map = on_cpu
+    try:
+        yield
+    finally:
+        expert_map_manager.determine_expert_map = original
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +137,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _record_loading(model: nn.Module, tensors: Sequence[LogicalTensor]) -> RankFragments:
+def _record_loading(model: nn.Module, tensors: Sequence[LogicalTensor], *, skips_experts: bool = False) -> RankFragments:
+    """``skips_experts``: other ranks read some of the experts."""
     parameters = dict(model.named_parameters())
     sources = {t.name: torch.empty(t.shape, device="meta") for t in tensors}
     buffer_of = {_storage(p): name for name, p in parameters.items()}
@@ -132,6 +161,7 @@ def _record_loading(model: nn.Module, tensors: Sequence[LogicalTensor]) -> RankF
             unread.discard(name)
             start, stop = _box(write.source, sources[name], name)
             fragments.append(Fragment(name, start, stop, buffer, write.target.storage_offset(), write.target.stride()))
+    unread = {name for name in unread if not (skips_experts and is_routed_expert(name))}
     if unread:
         raise ValueError(f"vLLM never reads {', '.join(sorted(unread))}")
     for name, parameter in parameters.items():
@@ -145,14 +175,20 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _box(view: Tensor, whole: Tensor, name: str) -> Box:
-    """The box of ``whole`` that ``view`` shows; only slices are boxes, a transposed or reshaped view is refused."""
-    if view.stride() != whole.stride():
-        raise ValueError(f"vLLM moves {name!r} through a view that is no slice; its layout cannot be traced")
-    rest, start = int(view.storage_offset()), []
+    """The box of ``whole`` that ``view`` shows; a dim of the whole that the view lacks is indexed.
+
+    Only slices are boxes: a transposed or reshaped view is refused.
+    """
+    extents = [(int(n), stride) for n, stride in zip(view.shape, view.stride(), strict=True)]
+    rest, start, stop = int(view.storage_offset()), [], []
     for stride in whole.stride():
         at, rest = divmod(rest, stride)
+        extent = extents.pop(0)[0] if extents and extents[0][1] == stride else 1
         start.append(at)
-    return tuple(start), tuple(a + n for a, n in zip(start, view.shape, strict=True))
+        stop.append(at + extent)
+    if extents:
+        raise ValueError(f"vLLM moves {name!r} through a view that is no slice; its layout cannot be traced")
+    return tuple(start), tuple(stop)
 
 
 def _check_written_once(name: str, parameter: Tensor, boxes: list[Box]) -> None:

@@ -142,6 +142,11 @@ def has_experts(model: ModelConfig, layer: int) -> bool:
     return model.moe is not None and layer >= model.moe.num_dense_layers
 
 
+def is_routed_expert(name: str) -> bool:
+    """Whether a checkpoint tensor belongs to one routed expert."""
+    return ".mlp.experts." in name
+
+
 def logical_tensors(model: ModelConfig) -> tuple[LogicalTensor, ...]:
     """Every tensor of the model's Hugging Face checkpoint, in file order; a tied model has no ``lm_head.weight``."""
     vocab = (model.vocab_size, model.hidden_size)

@@ -24,6 +24,8 @@ PAIRS = {
     "pp2_to_tp1dp2": (ParallelLayout(pipeline=2), RolloutLayout(data=2)),
     "tp2pp2_to_tp2dp2": (ParallelLayout(tensor=2, pipeline=2), RolloutLayout(tensor=2, data=2)),
     "tp2vpp2pp2_to_tp4": (ParallelLayout(tensor=2, pipeline=2, virtual_pipeline=2), RolloutLayout(tensor=4)),
+    "moe_ep2_to_tp2": (ParallelLayout(data=2, expert=2, expert_tensor=1), RolloutLayout(tensor=2)),
+    "moe_etp2_to_ep2": (ParallelLayout(tensor=2, expert_tensor=2), RolloutLayout(tensor=2, expert=2)),
     "apart_tp2_to_tp1dp2": (ParallelLayout(tensor=2), RolloutLayout(data=2, offset=2)),
 }
 PAD = -7.0
@@ -60,7 +62,8 @@ def _transfer(
     """Two transfers with different values; (all equal, bytes received, lower bound, staging bytes) of this rank."""
     group = _wire(device)
     train, rollout = PAIRS[pair]
-    model, rank = tiny_model(tied="pp2" in pair), dist.get_rank()
+    family = "qwen3_moe" if pair.startswith("moe") else "qwen2"
+    model, rank = tiny_model(family, tied="pp2" in pair), dist.get_rank()
     stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
     wanted = vllm_rules_layout(model, rollout)(rank)
     itemsize = min(dtype.itemsize for dtype in dtypes)
