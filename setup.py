@@ -30,7 +30,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.12,<3.13",
     packages=find_packages(include=["megatron_rl*", "kernels*", "launchers*", "hydra_conf*"]),
-    package_data={"hydra_conf": ["*.yaml", "*/*.yaml"], "megatron_rl": ["py.typed", "data/assets/*/*.json", "report/assets/*"]},
+    package_data={
+        "hydra_conf": ["*.yaml", "*/*.yaml"],
+        "megatron_rl": ["py.typed", "data/assets/*/*.json", "estimator/data/*.json", "report/assets/*"],
+    },
     install_requires=requirements("base"),
     extras_require={
         # The CPU engine itself installs with --no-deps (requirements/cpu-engine.txt); `make setup` does both.

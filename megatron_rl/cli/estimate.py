@@ -107,7 +107,7 @@ def parse(argv: Sequence[str]) -> Call:
     counts = {key: _count(key, own[key], problems) for key in COUNT_KEYS if key in own}
     price = _price(own["price_per_hour"], problems) if "price_per_hour" in own else None
     overrides += [f"model={_preset(own['model_size'], problems)}"] if "model_size" in own else []
-    if "gpu" not in own and "actor" not in device_map:
+    if "gpu" not in own and "device_map" not in own:
         problems.append("gpu: required but not set; for example gpu=A100-40GB")
     if not any(text.startswith(("model", "experiment")) for text in overrides):
         problems.append(f"model: required but not set; model is one of: {', '.join(groups['model'])}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.calibration import MeasuredRun, fit
@@ -66,6 +67,8 @@ def estimate(config: RunConfig, request: Request) -> CostEstimate:
         _search(config.model, workload, pool, runs, pins_of(config, request.typed), limits_of(config)) for pool in pools
     ]
     plans, rejected = _plans(searches)
+    if not plans:
+        raise ConfigError([f"num_gpus={request.num_gpus}: {one.label} {one.reason}" for one in rejected])
     rejected += [Rejected(label=plan.label, reason=why_not(plan)) for plan in plans if not plan.fits]
     best, *rest = [plan for plan in plans if plan.fits] or plans[:1]
     best = best.planned(searches[0])
@@ -94,6 +97,8 @@ def _plans(searches: list[Search]) -> tuple[list[Plan], list[Rejected]]:
         found.append(undominated(strategies))
         rejected += [Rejected(label=one.label, reason=one.reason) for one in impossible]
     other_frac = searches[0].coefficients.other_frac.value
+    if any(not strategies for strategies in found):
+        return [], rejected
     others = [min(strategies, key=lambda s: (not s.fits, s.step_s)) for strategies in found[1:]]
     plans = [Plan((strategy, *others), other_frac) for strategy in found[0]]
     return sorted(plans, key=lambda p: (not p.fits, p.untrainable is not None, p.step_s, p.peak_bytes)), rejected

@@ -36,6 +36,8 @@ def make_pools(gpu: str, num_gpus: int, device_map: Mapping[str, str], workload:
     """
     roles = roles_of(workload)
     _check_roles(device_map, roles)
+    if not gpu and "actor" not in device_map:
+        raise ConfigError(["gpu: required but not set, as device_map does not say where the actor lives"])
     wanted = {role: device_map.get(role, device_map.get("actor", gpu)) for role in roles}
     kinds = list(dict.fromkeys(wanted.values()))
     counts = {kind: _count(kind, num_gpus, len(kinds)) for kind in kinds}

@@ -1,98 +1,118 @@
-"""A first guess of the memory one rank needs, from shapes and degrees alone. Bytes throughout."""
+"""Memory of the fullest rank of a configured run, phase by phase."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.parallel import ParallelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import TrainedRoleConfig
-from megatron_rl.config.world import data_degree
-from megatron_rl.estimator.parameters import total_parameters
+from megatron_rl.config.world import data_degree, max_model_len
+from megatron_rl.estimator.coefficients import Coefficients
+from megatron_rl.estimator.deployment import Deployment, EngineSetup, RoleName, RoleSetup
+from megatron_rl.estimator.engine_memory import workspace_bytes
+from megatron_rl.estimator.memory import phase_memory
+from megatron_rl.estimator.memory_part import PhaseMemory
+from megatron_rl.estimator.parameters import engine_parameters
+from megatron_rl.parallel.layout import ParallelLayout
 
 GIB = 1024**3
-_ACTIVATION_BYTES_PER_TOKEN = 34
-"""Times hidden size, per layer, 16-bit, without the attention matrix (Korthikanti et al. 2022, eq. 1)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """One rank's memory by name and bytes. Example of a part: ``("actor optimizer", 5_391_360)``."""
+def rank_memory(config: RunConfig, world_size: int, *, on_gpu: bool) -> tuple[PhaseMemory, ...]:
+    """Estimate each phase of a training run whose layouts are valid.
 
-    resident: tuple[tuple[str, int], ...]
-    """There all the time."""
-    passing: tuple[tuple[str, int], ...]
-    """Needed in one phase of a step: rollout, actor update or critic update."""
-
-    @property
-    def parts(self) -> tuple[tuple[str, int], ...]:
-        """All parts."""
-        return self.resident + self.passing
-
-    @property
-    def least_bytes(self) -> int:
-        """What is needed even where every phase frees all it can: the resident parts and the largest passing one."""
-        return sum(size for _, size in self.resident) + max(size for _, size in self.passing)
-
-    def table(self) -> str:
-        """The parts as aligned text."""
-        rows = [*self.parts, ("at least", self.least_bytes)]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"  {name:<{width}}  {size / GIB:8.3f} GiB" for name, size in rows)
-
-
-def rank_memory(config: RunConfig, world_size: int, *, on_gpu: bool) -> RankMemory:
-    """Guess the memory of the fullest rank of a training run.
-
-    Weights count as spread evenly over tensor and pipeline ranks, whatever the expert-parallel degree.
+    The KV cache counts as 0 where it is a share of a card of unknown size (``launcher.gpu_memory_gib`` null). On CPU the
+    process itself is left out.
     """
-    weight_bytes = 2 if on_gpu and config.trainer.dtype != "float32" else 4
-    parameters = total_parameters(config.model)
-    roles: list[tuple[str, TrainedRoleConfig]] = [("actor", config.actor)]
+    coefficients = Coefficients()
+    return phase_memory(
+        _deployment(config, world_size, on_gpu=on_gpu),
+        context_bytes=round(coefficients.context_bytes.value) if on_gpu else 0,
+        cuda_graph_bytes=round(coefficients.cuda_graph_bytes.value) if on_gpu else 0,
+    )
+
+
+def memory_table(phases: Sequence[PhaseMemory]) -> str:
+    """Aligned text: the total of each phase, then the parts of the largest."""
+    worst = max(phases, key=lambda phase: phase.total_bytes)
+    rows = [(phase.phase, phase.total_bytes) for phase in phases]
+    rows += [(f"  {worst.phase}: {part.role} {part.kind}", part.size_bytes) for part in worst.parts]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {size / GIB:8.3f} GiB" for name, size in rows)
+
+
+def _deployment(config: RunConfig, world_size: int, *, on_gpu: bool) -> Deployment:
+    roles = [_trained_role(config, "actor", config.actor, world_size)]
     if config.uses_critic:
-        roles.append(("critic", config.critic))
-    resident = [part for name, role in roles for part in _state_parts(name, role, parameters, world_size, weight_bytes)]
+        roles.append(_trained_role(config, "critic", config.critic, world_size))
     if config.uses_reference:
-        share = _share(parameters, config.ref.parallel or config.actor.parallel)
-        resident.append(("reference weights", share * weight_bytes))
-    resident.append(("engine weights", parameters // config.rollout.tensor_parallel_size * weight_bytes))
-    passing = [(f"{name} activations", _activation_bytes(role, config.model, weight_bytes)) for name, role in roles]
-    passing.append(("engine KV cache", _kv_cache_bytes(config, on_gpu)))
-    return RankMemory(resident=tuple(resident), passing=tuple(passing))
+        layout = _layout(config.ref.parallel or config.actor.parallel, world_size)
+        tokens = _micro_batch_tokens(config, config.actor, layout)
+        roles.append(RoleSetup(name="reference", layout=layout, micro_batch_tokens=tokens, trained=False))
+    weight_bytes = 2 if on_gpu and config.trainer.dtype != "float32" else 4
+    return Deployment(
+        model=config.model,
+        roles=tuple(roles),
+        engine=_engine(config, world_size, weight_bytes, on_gpu=on_gpu),
+        weight_bytes=weight_bytes,
+        sync_budget_bytes=config.weight_sync.budget_bytes,
+        on_gpu=on_gpu,
+    )
 
 
-def _share(parameters: int, layout: ParallelConfig) -> int:
-    return parameters // (layout.tensor * layout.pipeline)
+def _layout(parallel: ParallelConfig, world_size: int) -> ParallelLayout:
+    return ParallelLayout(
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        data=data_degree(parallel, world_size),
+        context=parallel.context,
+        virtual_pipeline=parallel.virtual_pipeline or 1,
+        expert=parallel.expert,
+        expert_tensor=parallel.expert_tensor,
+        sequence_parallel=parallel.sequence_parallel,
+    )
 
 
-def _state_parts(
-    name: str, role: TrainedRoleConfig, parameters: int, world_size: int, weight_bytes: int
-) -> list[tuple[str, int]]:
-    share = _share(parameters, role.parallel)
-    state_bytes = 8 if weight_bytes == 4 else 12  # two moments, and an f32 copy of 16-bit weights
-    shards = max(1, data_degree(role.parallel, world_size)) if role.optim.use_distributed_optimizer else 1
-    return [
-        (f"{name} weights", share * weight_bytes),
-        (f"{name} gradients", share * 4),
-        (f"{name} optimizer", share * state_bytes // shards),
-    ]
+def _trained_role(config: RunConfig, name: RoleName, role: TrainedRoleConfig, world_size: int) -> RoleSetup:
+    layout = _layout(role.parallel, world_size)
+    return RoleSetup(
+        name=name,
+        layout=layout,
+        micro_batch_tokens=_micro_batch_tokens(config, role, layout),
+        recompute=role.recompute.granularity or "none",
+        distributed_optimizer=role.optim.use_distributed_optimizer,
+    )
 
 
-def _activation_bytes(role: TrainedRoleConfig, model: ModelConfig, weight_bytes: int) -> int:
-    layers = model.num_layers // role.parallel.pipeline
-    kept = 2 if role.recompute.granularity == "full" else _ACTIVATION_BYTES_PER_TOKEN
-    elements = role.ppo_max_token_len_per_gpu * model.hidden_size * layers // role.parallel.tensor
-    return elements * kept * weight_bytes // 2
+def _micro_batch_tokens(config: RunConfig, role: TrainedRoleConfig, layout: ParallelLayout) -> int:
+    """Most tokens of one micro-batch: its limit, or all the samples a data-parallel rank has."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    samples = -(-(role.ppo_mini_batch_size or config.data.train_batch_size) * config.rollout.n // layout.data)
+    limit = role.ppo_max_token_len_per_gpu if role.use_dynamic_bsz else (role.ppo_micro_batch_size_per_gpu or 1) * longest
+    return min(limit, samples * longest)
 
 
-def _kv_cache_bytes(config: RunConfig, on_gpu: bool) -> int:
-    if config.rollout.kv_cache_gib is not None:
-        return round(config.rollout.kv_cache_gib * GIB)
-    if not on_gpu:
-        return GIB
-    card_gib = config.launcher.gpu_memory_gib
-    if card_gib is None:
-        return 0  # a share of a card of unknown size
-    weights = total_parameters(config.model) // config.rollout.tensor_parallel_size * 2
-    return max(0, round(card_gib * GIB * config.rollout.gpu_memory_utilization) - weights)
+def _engine(config: RunConfig, world_size: int, weight_bytes: int, *, on_gpu: bool) -> EngineSetup:
+    rollout, model = config.rollout, config.model
+    engine = EngineSetup(
+        tensor=rollout.tensor_parallel_size,
+        data=world_size // rollout.tensor_parallel_size,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=max(rollout.max_num_batched_tokens, max_model_len(config)),
+        kv_cache_bytes=0,
+        prefix_caching=rollout.enable_prefix_caching,
+        cuda_graphs=on_gpu and not rollout.enforce_eager,
+    )
+    if rollout.kv_cache_gib is not None:
+        cache = round(rollout.kv_cache_gib * GIB)
+    elif not on_gpu:
+        cache = GIB
+    elif config.launcher.gpu_memory_gib is None:
+        cache = 0
+    else:
+        share = round(config.launcher.gpu_memory_gib * GIB * rollout.gpu_memory_utilization)
+        weights = engine_parameters(model, engine.tensor) * weight_bytes
+        cache = max(0, share - weights - workspace_bytes(model, engine, weight_bytes))
+    return replace(engine, kv_cache_bytes=cache)

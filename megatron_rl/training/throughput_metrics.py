@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.observability.throughput import mfu, throughput, tokens_per_second, train_flops
+from megatron_rl.estimator.flops import train_flops
+from megatron_rl.observability.throughput import mfu, throughput, tokens_per_second
 from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics
 
