@@ -46,7 +46,10 @@ COMMANDS = {
         "megatron_rl.cli.watch:run", "show a run in the terminal as it goes on", takes_overrides=False, usage="RUN_DIR [--once]"
     ),
     "estimate": Command(
-        "megatron_rl.cli.estimate:run", "memory, time and money of a run, before it runs; alone: its keys", takes_overrides=False
+        "megatron_rl.cli.estimate:run",
+        "memory, time and money of a run, before it runs",
+        takes_overrides=False,
+        usage="model=PRESET gpu=CARD num_gpus=N [key=value ...] [--json]; without arguments: every key",
     ),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
