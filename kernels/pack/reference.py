@@ -14,7 +14,7 @@ def pack_reference(padded_BS: Tensor, starts_D: Tensor, cu_seqlens: Tensor, num_
     flat = padded_BS.flatten(0, 1)
     packed = torch.zeros(num_tokens, *flat.shape[1:], dtype=flat.dtype, device=flat.device)
     bounds = cu_seqlens.tolist()
-    for start, first, last in zip(starts_D.tolist(), bounds, bounds[1:], strict=False):
+    for start, first, last in zip(starts_D.tolist(), bounds[:-1], bounds[1:], strict=True):
         packed[first:last] = flat[start : start + last - first]
     return packed
 
@@ -23,6 +23,6 @@ def unpack_reference(packed_T: Tensor, starts_D: Tensor, cu_seqlens: Tensor, num
     """The inverse of :func:`pack_reference` onto zeros, ``[num_rows, num_cells]``."""
     flat = torch.zeros(num_rows * num_cells, *packed_T.shape[1:], dtype=packed_T.dtype, device=packed_T.device)
     bounds = cu_seqlens.tolist()
-    for start, first, last in zip(starts_D.tolist(), bounds, bounds[1:], strict=False):
+    for start, first, last in zip(starts_D.tolist(), bounds[:-1], bounds[1:], strict=True):
         flat[start : start + last - first] = packed_T[first:last]
     return flat.view(num_rows, num_cells, *packed_T.shape[1:])

@@ -117,3 +117,11 @@ def test_pack_compiles(compiled: list[str]) -> None:
     packed = pack_triton(torch.zeros(1, 3, dtype=torch.bfloat16), starts, cu_seqlens, 2, 2)
     unpack_triton(packed, starts, cu_seqlens, 1, 3, 2)
     assert compiled == ["_copy_documents"] * 2
+
+
+def test_repack_compiles(compiled: list[str]) -> None:
+    from kernels.repack.triton import RepackTable
+
+    x = torch.zeros(4096, dtype=torch.bfloat16)
+    RepackTable([x[:2048], x[1:100]], [torch.zeros(2048), torch.zeros(99)]).run()
+    assert compiled == ["_copy_pieces"] * 2
