@@ -102,7 +102,7 @@ class _LinearLogprob(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         stats = combine(row_stats(hidden_NH, weight_VH, targets_N, temperature, with_entropy, tiling), group)
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, stats.logprobs_N, stats.entropy_N, stats.log_total_N)
-        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        ctx.temperature, ctx.with_entropy, ctx.num_tile_rows = temperature, with_entropy, tiling.num_rows
         return stats.logprobs_N, stats.entropy_N
 
     @staticmethod
@@ -116,7 +116,7 @@ class _LinearLogprob(torch.autograd.Function):
             grad_logprobs_N.contiguous(),
             grad_entropy_N.contiguous() if ctx.with_entropy else None,
             ctx.temperature,
-            tall_tiling(hidden_NH.shape[0], hidden_NH.element_size()).num_rows,
+            ctx.num_tile_rows,
         )
         return grad_hidden_NH, grad_weight_VH, None, None, None, None, None
 
@@ -131,7 +131,7 @@ def linear_logprob_triton(
     group: ProcessGroup | None,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`kernels.linear_logprob.linear_logprob`; ``tiling`` is that of the forward pass."""
+    """See :func:`kernels.linear_logprob.linear_logprob`; the backward pass takes the tiling's rows by all tokens."""
     tiling = tiling or tall_tiling(hidden_NH.shape[0], hidden_NH.element_size())
     logprobs_N, entropy_N = _LinearLogprob.apply(
         hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), temperature, with_entropy, group, tiling

@@ -125,3 +125,16 @@ def test_repack_compiles(compiled: list[str]) -> None:
     x = torch.zeros(4096, dtype=torch.bfloat16)
     RepackTable([x[:2048], x[1:100]], [torch.zeros(2048), torch.zeros(99)]).run()
     assert compiled == ["_copy_pieces"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+def test_layer_kernels_compile(dtype: torch.dtype, compiled: list[str]) -> None:
+    from kernels.rmsnorm.triton import rmsnorm_triton
+    from kernels.rope.triton import rope_triton
+    from kernels.swiglu.triton import swiglu_triton
+
+    x = torch.zeros(3, 2, 1000, dtype=dtype, requires_grad=True)
+    rmsnorm_triton(x, torch.zeros(1000, dtype=dtype), 1e-6).sum().backward()
+    rope_triton(x, torch.zeros(3, 64), torch.zeros(3, 64)).sum().backward()
+    swiglu_triton(x).sum().backward()
+    assert compiled == ["_forward", "_backward", "_rotate", "_rotate", "_forward", "_backward"]

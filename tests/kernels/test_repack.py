@@ -43,6 +43,16 @@ def test_repack_matches_reference(dtype: torch.dtype, device: torch.device) -> N
     torch.testing.assert_close(whole, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_repack_addresses_beyond_32_bits(device: torch.device) -> None:
+    """Rows two billion elements apart, in memory that is reserved but hardly touched."""
+    from kernels.repack.triton import RepackTable
+
+    far = torch.empty_strided((2, 64), (2**31, 1), dtype=torch.int16, device=device)
+    near = torch.arange(128, dtype=torch.int16, device=device).view(2, 64)
+    RepackTable([near], [far]).run()
+    assert torch.equal(far, near)
+
+
 def test_copy_piece_fuses_and_aligns() -> None:
     base = torch.zeros(4096, dtype=torch.bfloat16)
     piece = copy_piece(base[:4096].view(8, 16, 32)[:, 4:12], base.view(2, 64, 32)[0].view(8, 8, 32))
