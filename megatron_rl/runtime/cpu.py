@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 _CPU = torch.device("cpu")
 
@@ -129,7 +129,8 @@ def install_cpu_runtime() -> bool:
     """
     if torch.cuda.is_available():
         return False
-    if torch.cuda.current_stream is _NullStream:
+    # Not told from torch.cuda itself: an engine's start on CPU puts its own answers over ours.
+    if any(isinstance(mode, _CudaMeansCpu) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
         return True
     from megatron.core.tensor_parallel import random as megatron_random
 
