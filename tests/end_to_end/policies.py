@@ -21,9 +21,10 @@ from transformers import (
 
 from megatron_rl.training.megatron_role import Samples
 
+# The engine's CPU attention wants heads of a multiple of 32 elements.
 _SHAPE = {
     "num_hidden_layers": 4,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -47,22 +48,31 @@ def _untrained(family: str, vocab_size: int, eos: int, num_layers: int) -> PreTr
     if family == "llama_tied":
         return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True, rope_parameters=_LLAMA3_ROPE))
     if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False, head_dim=24))
+        return Qwen3ForCausalLM(Qwen3Config(**{**shape, "hidden_size": 96}, tie_word_embeddings=False, head_dim=32))
     assert family == "qwen2", family
     return Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=False))
 
 
-def write_policy(folder: Path, family: str, *, vocab_size: int = 251, eos: int = 1, num_layers: int = 4, seed: int = 0) -> Path:
-    """Write a policy with weights far from uniform, norms and biases included; returns the folder."""
+def write_policy(
+    folder: Path,
+    family: str,
+    *,
+    vocab_size: int = 251,
+    eos: int = 1,
+    num_layers: int = 4,
+    seed: int = 0,
+    scale: float = 0.12,
+) -> Path:
+    """Write a policy whose norms and biases matter too; with ``scale`` 0.12 it is far from uniform. Returns the folder."""
     generator = torch.Generator().manual_seed(seed)
     model = _untrained(family, vocab_size, eos, num_layers).float()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if parameter.dim() == 2:
-                parameter.normal_(0.0, 0.12, generator=generator)
+                parameter.normal_(0.0, scale, generator=generator)
             else:
                 center = 1.0 if "norm" in name else 0.0
-                parameter.normal_(center, 0.1, generator=generator)
+                parameter.normal_(center, scale, generator=generator)
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     return folder
@@ -81,7 +91,8 @@ def reference_logprobs(folder: Path, samples: Samples, temperature: float = 1.0)
     """Log-prob of each response token ``[B, S]``, zero elsewhere: one unpadded sample after the other."""
     model = load_policy(folder)
     found = np.zeros(tuple(samples.tokens_BS.shape), dtype=np.float32)
-    for b, (start, length) in enumerate(zip(samples.prompt_lengths_B.tolist(), samples.response_lengths_B.tolist(), strict=True)):
+    starts, lengths = samples.prompt_lengths_B.tolist(), samples.response_lengths_B.tolist()
+    for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         ids = samples.tokens_BS[b, : start + length]
         logprobs = torch.log_softmax(model(ids[None]).logits[0] / temperature, dim=-1)
         for s in range(start, start + length):

@@ -1,0 +1,78 @@
+"""A rank that fails ends the whole job at once, says why last, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import abandoned_segments, start
+from tests.end_to_end.tiny_assets import NUM_ROWS, overrides, write_assets, write_rows
+
+WITHIN_S = 30.0
+"""From the failure to the end of the command."""
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_assets(tmp_path_factory.mktemp("assets"))
+
+
+@pytest.mark.parametrize(
+    ("task", "fault", "code", "last"),
+    [
+        pytest.param("sft", "0:update:raise", 1, "ZeroDivisionError: this rank is broken on purpose", id="update-raises"),
+        pytest.param("sft", "1:update:kill", 137, "killed by SIGKILL", id="update-killed"),
+        pytest.param("generate", "1:generate:exit", 41, "exit code 41", id="generate-exits", marks=pytest.mark.vllm),
+        pytest.param("generate", "1:generate:raise", 1, "ZeroDivisionError", id="generate-raises", marks=pytest.mark.vllm),
+    ],
+)
+def test_failing_rank_ends_the_job(task: str, fault: str, code: int, last: str, assets: Path, tmp_path: Path) -> None:
+    before = abandoned_segments()
+    pairs = f"sft.train_files=['{assets / 'pairs.jsonl'}']"
+    settings = overrides(assets, "trainer.n_gpus_per_node=2", pairs, "sft.batch_size=4")
+    moment = tmp_path / "moment"
+    command = start(
+        tmp_path, task, *settings, module="tests.end_to_end.faulty_worker", FAULT=fault, FAULT_FILE=str(moment)
+    )
+    assert command.finish() == code, command.output
+    assert time.time() - float(moment.read_text()) < WITHIN_S
+    explanation = command.output[command.output.rindex("error: rank") :]
+    assert explanation.startswith(f"error: rank {fault[0]} failed first")
+    assert last in explanation
+    assert not command.survivors()
+    assert abandoned_segments() <= before
+
+
+@pytest.mark.vllm
+def test_broken_reward_on_one_rank_ends_the_job(assets: Path, tmp_path: Path) -> None:
+    command = start(
+        tmp_path,
+        "evaluate",
+        *overrides(assets, "trainer.n_gpus_per_node=2"),
+        "reward.function=tests.end_to_end.rewards:broken_on_rank_1",
+    )
+    assert command.finish() != 0
+    explanation = command.output[command.output.rindex("error: rank") :]
+    assert "this scorer is broken on purpose" in explanation
+    assert "prompts.jsonl" in explanation
+    assert not command.survivors()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_over_long_prompt_is_named_within_seconds(ranks: int, tmp_path: Path) -> None:
+    write_assets(tmp_path)
+    rows = [{"prompt": "short", "answer": "1"}, {"prompt": "x" * 17, "answer": "2"}, {"prompt": "short", "answer": "3"}]
+    file = write_rows(tmp_path / "three.jsonl", rows)
+    started = time.monotonic()
+    command = start(
+        tmp_path,
+        "train",
+        *overrides(tmp_path, f"data.train_files=['{file}']", "data.train_batch_size=2", f"trainer.n_gpus_per_node={ranks}"),
+    )
+    assert command.finish() != 0
+    assert time.monotonic() - started < WITHIN_S
+    tail = "\n".join(command.output.splitlines()[-25:])
+    assert all(part in tail for part in ("three.jsonl", "17", "data.max_prompt_length=16", "row 1")), tail
+    assert NUM_ROWS and not command.survivors()
