@@ -9,10 +9,12 @@ from launchers.environment import num_visible_gpus
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.layout_rules import layout_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.validate import notes, validate
 from megatron_rl.config.world import Task, ranks_per_node
-from megatron_rl.estimator.rank_memory import GIB, RankMemory, rank_memory
+from megatron_rl.estimator.memory_part import PhaseMemory
+from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
 
 _DATA_KEYS = ("data.", "model.path", "model.tokenizer", "model.chat_template")
 
@@ -30,17 +32,19 @@ def run(argv: list[str]) -> int:
     world = ranks_per_node(config, gpus, task) * config.trainer.nnodes
     problems = validate(config, task=task, world_size=world)
     shard = ""
+    memory: tuple[PhaseMemory, ...] = ()
     if task == "train":
         shard, shard_problems = _rendered_shard(config, problems)
         problems += shard_problems
-    memory = rank_memory(config, world, on_gpu=on_gpu)
-    problems += _memory_problems(config, memory, on_gpu)
+        if not list(layout_problems(config, task, world)):  # else there is no rank to speak of
+            memory = rank_memory(config, world, on_gpu=on_gpu)
+            problems += _memory_problems(config, memory, on_gpu)
     if problems:
         raise ConfigError(problems)
     print(f"ok: {task} {config.model.name} with {config.algorithm.name} on {world} ranks")
     if task == "train":
         print(f"batches\n{batch_arithmetic(config, world).table()}")
-        print(f"memory of one rank, guessed\n{memory.table()}")
+        print(f"memory of the fullest rank, estimated\n{memory_table(memory)}")
         print(f"data: {shard}")
     for note in notes(config) if task == "train" else ():
         print(f"note: {note}")
@@ -67,13 +71,14 @@ def _rendered_shard(config: RunConfig, known: list[str]) -> tuple[str, list[str]
         return "", [str(failure)]
 
 
-def _memory_problems(config: RunConfig, memory: RankMemory, on_gpu: bool) -> list[str]:
+def _memory_problems(config: RunConfig, memory: tuple[PhaseMemory, ...], on_gpu: bool) -> list[str]:
     card_gib = config.launcher.gpu_memory_gib
-    if card_gib is None or not on_gpu or memory.least_bytes <= card_gib * GIB:
+    worst = max(memory, key=lambda phase: phase.total_bytes)
+    if card_gib is None or not on_gpu or worst.total_bytes <= card_gib * GIB:
         return []
-    name, size = max(memory.parts, key=lambda part: part[1])
+    largest = max(worst.parts, key=lambda part: part.size_bytes)
     return [
-        f"launcher.gpu_memory_gib={card_gib:g}: one rank needs at least {memory.least_bytes / GIB:.1f} GiB, most of it "
-        f"{name} ({size / GIB:.1f} GiB); raise parallel.tensor or pipeline, lower ppo_max_token_len_per_gpu or "
-        "rollout.gpu_memory_utilization, or set recompute.granularity=full"
+        f"launcher.gpu_memory_gib={card_gib:g}: in phase {worst.phase} one rank needs about {worst.total_bytes / GIB:.1f} GiB, "
+        f"most of it {largest.role} {largest.kind} ({largest.size_bytes / GIB:.1f} GiB); raise parallel.tensor or pipeline, "
+        "lower ppo_max_token_len_per_gpu or rollout.gpu_memory_utilization, or set recompute.granularity=full"
     ]

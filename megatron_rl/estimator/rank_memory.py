@@ -37,7 +37,7 @@ def rank_memory(config: RunConfig, world_size: int, *, on_gpu: bool) -> tuple[Ph
 def memory_table(phases: Sequence[PhaseMemory]) -> str:
     """Aligned text: the total of each phase, then the parts of the largest."""
     worst = max(phases, key=lambda phase: phase.total_bytes)
-    rows = [(phase.phase, phase.total_bytes) for phase in phases]
+    rows: list[tuple[str, int]] = [(phase.phase, phase.total_bytes) for phase in phases]
     rows += [(f"  {worst.phase}: {part.role} {part.kind}", part.size_bytes) for part in worst.parts]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {size / GIB:8.3f} GiB" for name, size in rows)

@@ -115,6 +115,6 @@ BROKEN = {
     "reward_syntax": BrokenConfig((*GRPO, 'reward.function="FILES/notes.py:score"'), "is not valid Python"),
     "output_is_a_file": BrokenConfig((*GRPO, "trainer.output_dir=FILES/notes.txt"), "is a file, not a folder"),
     "memory": BrokenConfig(
-        (*GRPO, "model=llama3_8b", "trainer.device=cuda", "launcher.gpu_memory_gib=80"), "one rank needs at least"
+        (*GRPO, "model=llama3_8b", "trainer.device=cuda", "launcher.gpu_memory_gib=80"), "one rank needs about"
     ),
 }
