@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from kernels.vocab_logprob import vocab_logprob
-
-LOGIT_CHUNK_ELEMENTS = 2**26
-"""Logits that exist at one time on a rank: 256 MiB of f32."""
+from kernels.linear_logprob import linear_logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +40,10 @@ def token_logprobs(
     *,
     temperature: float,
     with_entropy: bool,
-    chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target token under ``softmax(hidden @ weight^T / temperature)``, and the entropy.
 
-    Padded rows take no part, forward or backward. Logits are f32 and exist for ``chunk_size`` positions at a time.
+    Padded rows take no part, forward or backward. Logits are f32 and exist for a bounded number of positions at a time.
     The gradient of ``hidden_NH`` is this rank's part of a sum over ``shard.group``.
 
     Args:
@@ -57,20 +53,16 @@ def token_logprobs(
         shard: which rows those are.
         temperature: divides the logits, > 0.
         with_entropy: also return the (differentiable) entropy.
-        chunk_size: positions per chunk; None = as many as ``LOGIT_CHUNK_ELEMENTS`` allows.
 
     Returns ``logprobs [N]`` and ``entropy [N]`` (None if not asked), f32, nats.
 
-    Collectives: two all-reduces over ``shard.group`` in the forward pass.
+    Collectives: ``shard.group`` in the forward pass.
     """
-    assert temperature > 0
-    rows = shard.num_real_rows
-    return vocab_logprob(
+    return linear_logprob(
         hidden_NH,
-        weight_VH[:rows],
+        weight_VH[: shard.num_real_rows],
         targets_N - shard.start,
         temperature=temperature,
         with_entropy=with_entropy,
-        chunk_size=chunk_size or max(1, LOGIT_CHUNK_ELEMENTS // max(1, weight_VH.shape[0])),
         group=shard.group,
     )

@@ -34,7 +34,7 @@ Head = Literal["lm", "value"]
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
-class TransformerStage(GPTModel):
+class TransformerStage(GPTModel):  # type: ignore[misc]
     """One chunk of layers; the first also embeds, the last also normalises and owns the head's weight."""
 
     def __init__(self, model_config: ModelConfig, head: Head, **megatron_arguments: Any) -> None:
@@ -80,8 +80,10 @@ class TransformerStage(GPTModel):
         """Shards of this chunk for a distributed checkpoint."""
         if self.head == "value":
             # The language model's rules about its output layer do not apply.
-            return MegatronModule.sharded_state_dict(self, prefix, sharded_offsets, metadata)
-        return super().sharded_state_dict(prefix, sharded_offsets, metadata)
+            shards: dict[str, Any] = MegatronModule.sharded_state_dict(self, prefix, sharded_offsets, metadata)
+        else:
+            shards = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        return shards
 
 
 def transformer_config(
@@ -203,6 +205,11 @@ def build_stage(
     return chunks
 
 
+def _with_global_layer(name: str, offset: int) -> str:
+    """``decoder.layers.0.x`` of a chunk whose first layer is ``offset`` -> ``decoder.layers.<offset>.x``."""
+    return _LOCAL_LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + offset}.", name)
+
+
 def named_local_parameters(chunks: Sequence[torch.nn.Module], groups: RoleGroups) -> dict[str, torch.nn.Parameter]:
     """Parameters of this rank by Megatron's name with the *global* layer index, so that no two ranks' names clash.
 
@@ -218,5 +225,5 @@ def named_local_parameters(chunks: Sequence[torch.nn.Module], groups: RoleGroups
     for chunk in chunks:
         offset = get_transformer_layer_offset(chunk.config, chunk.vp_stage, groups.coordinates.pipeline)
         for name, parameter in chunk.named_parameters():
-            parameters[_LOCAL_LAYER.sub(lambda m, o=offset: f"decoder.layers.{int(m[1]) + o}.", name)] = parameter
+            parameters[_with_global_layer(name, offset)] = parameter
     return parameters

@@ -37,7 +37,7 @@ class RMSNorm(torch.nn.Module):
         self.eps = eps
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
-        self.weight.sequence_parallel = config.sequence_parallel
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim of ``x``; dtype is kept."""
@@ -49,7 +49,7 @@ class RMSNorm(torch.nn.Module):
 
 
 @dataclass
-class PackedDocuments(PackedSeqParams):
+class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
     """Megatron's packed-sequence argument with what our own attention needs.
 
     ``cu_seqlens_q`` stays None on purpose: Megatron then rotates all T tokens in one operation with the per-token
@@ -82,6 +82,7 @@ def _padded_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
 
 def _document_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
     """One attention call per document."""
+    documents = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), strict=True)
     outputs = [
         torch.nn.functional.scaled_dot_product_attention(
             a.transpose(0, 1)[None],
@@ -91,7 +92,7 @@ def _document_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )[0].transpose(0, 1)
-        for a, b, c in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        for a, b, c in documents
     ]
     return torch.cat(outputs)
 
@@ -110,7 +111,10 @@ def packed_causal_attention(q_TNK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documen
         repeats = q_TNK.shape[1] // k_TGK.shape[1]
         k, v = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x.contiguous() for x in (k_TGK, v_TGK))
         bounds, longest = documents.bounds, documents.max_seqlen
-        return varlen_attn(q_TNK.contiguous(), k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
+        assert bounds is not None
+        attended = varlen_attn(q_TNK.contiguous(), k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
+        assert isinstance(attended, Tensor)
+        return attended
     lengths = documents.lengths
     if len(lengths) > 1 and max(lengths) * len(lengths) <= 2 * sum(lengths):
         return _padded_attention(q_TNK, k_TGK, v_TGK, lengths, scale)

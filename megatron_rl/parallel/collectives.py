@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -49,12 +51,11 @@ def broadcast_object_from_last_stage(value: object, groups: RoleGroups) -> objec
     if groups.layout.pipeline == 1:
         return value
     box = [value]
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    dist.broadcast_object_list(box, src=_last_stage_rank(groups), group=groups.collection.pp, device=device)
+    dist.broadcast_object_list(box, src=_last_stage_rank(groups), group=groups.collection.pp)
     return box[0]
 
 
-def first_difference(tensors: dict[str, Tensor], group: dist.ProcessGroup) -> list[str]:
+def first_difference(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
     """Names of tensors that are not bit-equal on all ranks of a group.
 
     Compares exact sums of the tensors' bits, position-weighted so that swapped elements are seen too.

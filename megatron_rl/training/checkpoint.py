@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,14 @@ class CheckpointStore:
         Returns its folder. Collectives: the world.
         """
         name = f"step_{step:08d}"
-        partial = self.root / f".{name}{_PARTIAL}"
-        _on_first_rank(lambda: self._open_partial(partial, roles))
+        hidden = self.root / f".{name}{_PARTIAL}"
+        _on_first_rank(lambda: self._open_hidden(hidden, roles))
         for role_name, role in roles.items():
-            save_role(role, partial / role_name)
-        torch.save(dict(extra), partial / "extra" / f"rank_{dist.get_rank()}.pt")
+            save_role(role, hidden / role_name)
+        torch.save(dict(extra), hidden / "extra" / f"rank_{dist.get_rank()}.pt")
         dist.barrier()
         rank, world = dist.get_rank(), dist.get_world_size()
-        records = _shared_work(lambda: record_files(partial, files_below(partial)[rank::world]))
+        records = _shared_work(lambda: record_files(hidden, files_below(hidden)[rank::world]))
         manifest = Manifest(
             step=step,
             world_size=world,
@@ -111,7 +112,7 @@ class CheckpointStore:
             roles={role_name: _description(role) for role_name, role in roles.items()},
             files=tuple(sorted(records, key=lambda record: record.path)),
         )
-        _on_first_rank(lambda: self._publish(partial, self.root / name, manifest))
+        _on_first_rank(lambda: self._publish(hidden, self.root / name, manifest))
         return self.root / name
 
     def load(
@@ -151,7 +152,7 @@ class CheckpointStore:
         candidates: list[Path] = _on_first_rank(self._candidates)
         for folder in candidates:
             try:
-                problems = self._damage(folder, _on_first_rank(lambda folder=folder: Manifest.read(folder)))
+                problems = self._damage(folder, _on_first_rank(partial(Manifest.read, folder)))
             except ValueError as error:
                 problems = [str(error)]
             if not problems:
@@ -162,8 +163,8 @@ class CheckpointStore:
 
     def _candidates(self) -> list[Path]:
         """Published folders, newest first."""
-        for partial in sorted(self.root.glob(f".step_*{_PARTIAL}")):
-            _log.warning("ignoring %s: a save that was cut short", partial)
+        for debris in sorted(self.root.glob(f".step_*{_PARTIAL}")):
+            _log.warning("ignoring %s: a save that was cut short", debris)
         return sorted((path for path in self.root.glob("step_*") if path.is_dir()), reverse=True)
 
     def _damage(self, folder: Path, manifest: Manifest) -> list[str]:
@@ -171,20 +172,20 @@ class CheckpointStore:
         share: tuple[FileRecord, ...] = manifest.files[dist.get_rank() :: dist.get_world_size()]
         return [str(problem) for problem in _shared_work(lambda: damaged_files(folder, share))]
 
-    def _open_partial(self, partial: Path, roles: Mapping[str, MegatronRole]) -> None:
+    def _open_hidden(self, hidden: Path, roles: Mapping[str, MegatronRole]) -> None:
         """Make an empty folder to write to, clearing the debris of saves that were cut short."""
         self.root.mkdir(parents=True, exist_ok=True)
         for debris in self.root.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(debris)
         for name in (*roles, "extra"):
-            (partial / name).mkdir(parents=True)
+            (hidden / name).mkdir(parents=True)
 
-    def _publish(self, partial: Path, folder: Path, manifest: Manifest) -> None:
-        write_atomically(partial / MANIFEST, manifest.to_json())
+    def _publish(self, hidden: Path, folder: Path, manifest: Manifest) -> None:
+        write_atomically(hidden / MANIFEST, manifest.to_json())
         if folder.exists():
             # An older save of this step, from before a resume: out of the way first, a folder cannot be replaced.
             folder.rename(self.root / f".{folder.name}.replaced{_PARTIAL}")
-        partial.rename(folder)
+        hidden.rename(folder)
         sync_folder(self.root)
         write_atomically(self.root / "latest", f"{folder.name}\n")
         for debris in self.root.glob(f".step_*{_PARTIAL}"):

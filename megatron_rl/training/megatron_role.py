@@ -203,7 +203,6 @@ class MegatronRole:
         )
         metrics = self._reduce_metrics(kept)
         outcome = self.optimizer.step()
-        self._zero_vocabulary_padding()
         return {
             **metrics,
             "grad_norm": Metric(outcome.grad_norm),
@@ -338,7 +337,7 @@ class MegatronRole:
 
     @torch.no_grad()
     def _zero_vocabulary_padding(self) -> None:
-        """Keep padded vocabulary rows at zero, whatever was loaded (weight decay alone keeps zeros zero)."""
+        """Padded vocabulary rows are zero, whatever was loaded; they get no gradient, so updates leave them there."""
         assert self.groups.coordinates is not None
         for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             if name in self.parameters:

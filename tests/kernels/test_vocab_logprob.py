@@ -93,7 +93,7 @@ def _sharded(temperature: float) -> list[np.ndarray]:
     mine = padded[rank * rows : (rank + 1) * rows].clone().requires_grad_()
     hidden.requires_grad_()
     shard = VocabShard(rank * rows, (rank + 1) * rows, VOCAB, dist.group.WORLD)
-    logprobs, entropy = token_logprobs(hidden, mine, targets, shard, temperature=temperature, with_entropy=True, chunk_size=10)
+    logprobs, entropy = token_logprobs(hidden, mine, targets, shard, temperature=temperature, with_entropy=True)
     ((logprobs * grad_logprobs).sum() + (entropy * grad_entropy).sum()).backward()
     dist.all_reduce(hidden.grad)
     return [x.detach().numpy() for x in (logprobs, entropy, hidden.grad, mine.grad)]

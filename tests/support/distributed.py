@@ -63,3 +63,20 @@ def run_distributed(world_size: int, fn: Callable[..., Any], *args: Any, timeout
                 if child.is_alive():
                     child.kill()
     return [results[rank] for rank in range(world_size)]
+
+
+def _alone(fn: Callable[..., Any], store: str, args: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    fn(*args)
+
+
+def start_rank(fn: Callable[..., Any], *args: Any) -> mp.process.BaseProcess:
+    """Start ``fn(*args)`` as a job of one rank and return its process, for tests that kill it."""
+    store = str(Path(tempfile.mkdtemp()) / "store")
+    child = _context.Process(target=_alone, args=(fn, store, args), daemon=True)
+    child.start()
+    return child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from megatron_rl.config.training import OptimConfig, TrainedRoleConfig
 from megatron_rl.parallel.layout import ParallelLayout
-from tests.support.distributed import run_distributed
+from tests.support.distributed import run_distributed, start_rank
 from tests.support.tiny_models import ragged_batch, tiny_model
 from tests.training.role_runs import (
     Answer,
@@ -270,3 +271,36 @@ def _keep_two(root: Path) -> list[str]:
 def test_save_keeps_the_newest(tmp_path: Path) -> None:
     (names,) = run_distributed(1, _keep_two, tmp_path)
     assert names == ["latest", "step_00000002", "step_00000003"]
+
+
+def _save_until_killed(root: Path) -> None:
+    from megatron_rl.training.checkpoint import CheckpointStore
+
+    role = _build(RoleRun(config=_config()), seed=3)
+    store = CheckpointStore(root)
+    for step in range(1, 1000):
+        store.save(step, {"actor": role}, {"step": step})
+
+
+def _resume_extra(root: Path) -> dict[str, int]:
+    from megatron_rl.training.checkpoint import CheckpointStore
+
+    store = CheckpointStore(root)
+    folder = store.newest_complete()
+    assert folder is not None
+    return store.load(folder, {"actor": _build(RoleRun(config=_config()), seed=3)})  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("delay_ms", [3, 40, 90, 160, 250])
+def test_resume_survives_a_kill_in_the_middle_of_a_save(delay_ms: int, tmp_path: Path) -> None:
+    victim = start_rank(_save_until_killed, tmp_path)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "latest").exists():
+        assert victim.is_alive() and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(delay_ms / 1000)
+    victim.kill()
+    victim.join()
+    published = {int(path.name.removeprefix("step_")) for path in tmp_path.glob("step_*")}
+    (extra,) = run_distributed(1, _resume_extra, tmp_path)
+    assert extra["step"] == max(published)
