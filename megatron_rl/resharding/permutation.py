@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 
 from megatron_rl.resharding.boxes import intersect, volume
 from megatron_rl.resharding.spec import LayoutFn, RankFragments
@@ -16,19 +17,18 @@ def choose_permutation(source: LayoutFn, destination: LayoutFn, ranks: Sequence[
     are matched greedily by common elements, which is optimal where sizes divide, since overlaps then nest. Ties keep
     the natural order. Example: TP2 x DP4 to TP8, one node: slots 0..7 go to ranks 0, 4, 2, 6, 1, 5, 3, 7.
     """
+    holds = [source(rank) for rank in ranks]
+    needs = [destination(rank) for rank in ranks]
     overlaps: dict[tuple[int, int], int] = {}
     permutation = list(ranks)
     for first in range(0, len(ranks), ranks_per_node):
         slots = range(first, min(first + ranks_per_node, len(ranks)))
         pairs = []
-        for slot in slots:
-            needs = destination(ranks[slot])
-            for place in slots:
-                holds = source(ranks[place])
-                key = (id(needs), id(holds))
-                if key not in overlaps:
-                    overlaps[key] = common_elements(holds, needs)
-                pairs.append((-overlaps[key], slot != place, slot, place))
+        for slot, place in product(slots, slots):
+            key = (id(needs[slot]), id(holds[place]))
+            if key not in overlaps:
+                overlaps[key] = common_elements(holds[place], needs[slot])
+            pairs.append((-overlaps[key], slot != place, slot, place))
         free_slots, free_places = set(slots), set(slots)
         for _, _, slot, place in sorted(pairs):
             if slot in free_slots and place in free_places:
