@@ -62,7 +62,12 @@ class EngineSpec:
     max_model_len: int
     """Longest prompt + response, tokens."""
     sleep_mode: bool = False
-    """Whether sleep() gives up device memory (GPU only; elsewhere it only changes what may be called)."""
+    """Whether sleep() gives up device memory; on CPU it only changes what may be called."""
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether sleep() has an effect on this device."""
+        return self.sleep_mode and self.device.type == "cuda"
 
 
 class VllmEngine:
@@ -113,7 +118,7 @@ class VllmEngine:
         """See ``RolloutEngine.generate``."""
         self._state.require_ready()
         assert len(prompts) == len(seeds), (len(prompts), len(seeds))
-        self._require_room(prompts, settings)
+        self._require_fitting(prompts, settings)
         self._compare_with_model_defaults(settings)
         with isolated_rng(self._spec.device):
             return self._generate(prompts, settings, seeds)
@@ -137,12 +142,12 @@ class VllmEngine:
     def sleep(self, level: Literal[1, 2]) -> None:
         """See ``RolloutEngine.sleep``."""
         self._state.sleep(level)
-        if self._spec.sleep_mode:
+        if self._spec.frees_memory:
             self._engine.sleep(level)
 
     def wake(self, tags: Sequence[MemoryTag] = ("weights", "kv_cache")) -> None:
         """See ``RolloutEngine.wake``."""
-        if self._spec.sleep_mode:
+        if self._spec.frees_memory:
             self._engine.wake_up(list(tags))
         self._state.wake(tags)
 
@@ -157,13 +162,19 @@ class VllmEngine:
     def _model(self) -> torch.nn.Module:
         return self._engine.apply_model(lambda model: model)[0]
 
-    def _require_room(self, prompts: Sequence[Sequence[int]], settings: SamplingSettings) -> None:
+    def _require_fitting(self, prompts: Sequence[Sequence[int]], settings: SamplingSettings) -> None:
         room = self.max_model_len - settings.max_new_tokens
+        vocab_size = self._engine.model_config.get_vocab_size()
         for index, prompt in enumerate(prompts):
             if not 1 <= len(prompt) <= room:
                 raise ValueError(
                     f"prompt {index} of the batch has {len(prompt)} tokens, but rollout.max_model_len={self.max_model_len} "
                     f"minus data.max_response_length={settings.max_new_tokens} leaves room for 1 to {room}"
+                )
+            if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+                raise ValueError(
+                    f"prompt {index} of the batch has ids in [{min(prompt)}, {max(prompt)}], but model.vocab_size="
+                    f"{vocab_size}: the tokenizer does not belong to this model"
                 )
 
     def _compare_with_model_defaults(self, settings: SamplingSettings) -> None:
@@ -289,7 +300,7 @@ def _engine_config(spec: EngineSpec) -> VllmConfig:
         block_size=_CPU_BLOCK_SIZE if on_cpu else None,
         gpu_memory_utilization=rollout.gpu_memory_utilization if rollout.kv_cache_gib is None else _NO_SHARE_ASKED,
         kv_cache_memory_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * _GIB),
-        enable_sleep_mode=spec.sleep_mode,
+        enable_sleep_mode=spec.frees_memory,
         disable_log_stats=True,
     ).create_engine_config()
     if on_cpu and rollout.kv_cache_gib is None:

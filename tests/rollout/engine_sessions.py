@@ -107,6 +107,15 @@ def _rng_states() -> str:
     return repr((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))
 
 
+def _named_segments() -> list[str]:
+    """Shared memory of this process that still has a name, and so would outlive a SIGKILL.
+
+    Semaphores are those of the queue through which the tests get their answers.
+    """
+    mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line)
+    return sorted({name for name in mapped if not name.endswith("(deleted)") and "/sem." not in name})
+
+
 def _error(kind: type[Exception], call: Any) -> str:
     try:
         call()
@@ -149,7 +158,6 @@ def single_engine(folder: str) -> dict[str, Any]:
     hot = engine.generate(PROMPTS, settings(n=64, temperature=5.0, max_new_tokens=20, ignore_eos=True), SEEDS)
     hot_ids = [token for samples in hot for c in samples for token in c.token_ids]
     found["hot_count"], found["hot_max"] = len(hot_ids), max(hot_ids)
-    found["shared_memory"] = os.listdir("/dev/shm")
     found["probe"] = probe_engine()
     engine.shutdown()
     found["job_group_survives_shutdown"] = dist.is_initialized()
@@ -229,6 +237,7 @@ def _limits(engine: VllmEngine) -> dict[str, Any]:
     return {
         "too_long": _error(ValueError, lambda: engine.generate([PROMPTS[0], [*fits, 1]], settings(), SEEDS[:2])),
         "empty_prompt": _error(ValueError, lambda: engine.generate([[]], settings(), [0])),
+        "foreign_id": _error(ValueError, lambda: engine.generate([[3, VOCAB]], settings(), [0])),
         "just_fits": len(engine.generate([fits], settings(ignore_eos=True), [0])[0][0].token_ids),
     }
 
@@ -281,7 +290,7 @@ def tensor_parallel_engine(folder: str) -> dict[str, Any]:
     whole = PromptBatch(prompts=tuple(prompts), epoch=0)
     batch, _ = generator.generate(whole, settings(n=2), step=0, policy_version=0)
     found["after_split"] = batch.tokens_BS.tolist()
-    found["shared_memory"] = os.listdir("/dev/shm")
+    found["named_segments"] = _named_segments()
     return found
 
 
@@ -309,11 +318,11 @@ def global_rollouts(folder: str) -> dict[str, Any]:
 
 
 def gpu_engine(folder: str) -> dict[str, Any]:
-    """One engine with CUDA graphs and sleep mode on one GPU, bf16."""
+    """One engine with CUDA graphs and sleep mode on one GPU, bf16. Joins a job of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     path, device = Path(folder), torch.device("cuda", 0)
     torch.cuda.set_device(device)
     model = reference_model(path).to(torch.bfloat16)
-    torch.cuda.init()
     cuda_state = torch.cuda.get_rng_state(device)
     before = _rng_states()
     spec = EngineSpec(
@@ -340,6 +349,7 @@ def gpu_engine(folder: str) -> dict[str, Any]:
     hot = engine.generate(PROMPTS, settings(n=64, temperature=5.0, max_new_tokens=20, ignore_eos=True), SEEDS)
     found["hot_max"] = max(token for samples in hot for c in samples for token in c.token_ids)
     engine.shutdown()
+    dist.destroy_process_group()
     return found
 
 

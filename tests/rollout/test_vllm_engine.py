@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +101,7 @@ def test_generate_rejects_eos_ids_only_the_engine_knows(single: dict[str, Any]) 
 def test_generate_rejects_prompts_that_do_not_fit(single: dict[str, Any]) -> None:
     assert "prompt 1 of the batch has 107 tokens" in single["too_long"] and "1 to 106" in single["too_long"]
     assert "has 0 tokens" in single["empty_prompt"]
+    assert "model.vocab_size=251" in single["foreign_id"]
     assert single["just_fits"] == 6
 
 
@@ -155,9 +155,8 @@ def test_generate_invariant_to_dp(tmp_path: Path) -> None:
     assert one["tied_is_one_tensor"]
 
 
-def test_start_after_a_killed_run_leaves_no_segments(pair: list[dict[str, Any]]) -> None:
-    for answer in pair:
-        assert not [name for name in answer["shared_memory"] if re.match("megatron_rl_|psm_", name)]
+def test_start_after_a_killed_run_and_holds_no_named_segments(pair: list[dict[str, Any]]) -> None:
+    assert [answer["named_segments"] for answer in pair] == [[], []]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("megatron_rl_")]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 
 from tests.rollout import engine_sessions as sessions
-from tests.support.distributed import run_distributed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 
@@ -16,7 +17,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("tiny") / "model"
     sessions.write_model_folder(path, hidden_size=256)
-    return run_distributed(1, sessions.gpu_engine, str(path))[0]
+    # Fresh, not forked: a parent that has touched CUDA cannot hand it down.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(sessions.gpu_engine, str(path)).result(timeout=240)
 
 
 def test_engine_leaves_random_states_alone(on_gpu: dict[str, Any]) -> None:
