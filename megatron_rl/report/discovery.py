@@ -40,7 +40,8 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
         if here is not None:
             folders.append(here)
             continue
-        points = {child: run_at(child) for child in _subfolders(path)}
+        is_experiment = (path / LATEST).is_dir()
+        points = {} if is_experiment else {child: run_at(child) for child in _subfolders(path)}
         if not any(points.values()):
             raise ConfigError([explain_no_run(path)])
         folders += [run for run in points.values() if run is not None]

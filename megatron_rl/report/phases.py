@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from megatron_rl.report.series import Record, finite_or_none, metric_names, series, step_of
+from megatron_rl.report.series import Record, metric_names, series, step_of
 
 PREFIX = "timing_s/"
 STEP = "timing_s/step"
@@ -67,7 +67,7 @@ class Timeline:
 
 def timed_records(records: Sequence[Record]) -> list[Record]:
     """Records of steps whose duration is known."""
-    return [record for record in records if finite_or_none(record.get(STEP)) is not None]
+    return [record for record in records if record.get(STEP) is not None]
 
 
 def phase_names(records: Sequence[Record]) -> list[str]:
@@ -121,4 +121,4 @@ def timeline(records: Sequence[Record], max_bins: int = 120) -> Timeline:
 
 def _seconds(record: Record, phase: str) -> float:
     """Time of a phase in a step; a phase that did not run took none."""
-    return finite_or_none(record.get(f"{PREFIX}{phase}")) or 0.0
+    return record.get(f"{PREFIX}{phase}") or 0.0

@@ -32,7 +32,7 @@ def step_of(record: Record) -> int:
 
 def series(records: Sequence[Record], name: str) -> Series:
     """The metric ``name`` where it was recorded."""
-    points = [(step_of(record), finite_or_none(record[name])) for record in records if name in record]
+    points = [(step_of(record), record[name]) for record in records if name in record]
     return Series([step for step, _ in points], [value for _, value in points])
 
 

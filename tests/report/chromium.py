@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -143,19 +144,20 @@ def browser_page(executable: str, profile: Path) -> Iterator[Page]:
     """A tab of a new browser with an empty profile; the browser is gone afterwards."""
     child_in, to_browser = os.pipe()
     from_browser, child_out = os.pipe()
-    # The debugging pipe is fixed at descriptors 3 and 4; the shell puts ours there.
-    script = f'exec "$@" 3<&{child_in} 4>&{child_out}'
-    command = ["sh", "-c", script, "sh", executable, *FLAGS, f"--user-data-dir={profile}"]
+    # The debugging pipe is fixed at descriptors 3 and 4; bash puts ours there, first moved out of its way.
+    high_in, high_out = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (child_in, child_out))
+    script = f'exec "$@" 3<&{high_in} 4>&{high_out}'
+    command = ["bash", "-c", script, "bash", executable, *FLAGS, f"--user-data-dir={profile}"]
     process = subprocess.Popen(
         command,
-        pass_fds=(child_in, child_out),
+        pass_fds=(high_in, high_out),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": str(profile)},
     )
-    os.close(child_in)
-    os.close(child_out)
+    for descriptor in (child_in, child_out, high_in, high_out):
+        os.close(descriptor)
     try:
         yield Page(to_browser, from_browser)
     finally:
