@@ -14,14 +14,16 @@ from megatron_rl.estimator.memory_part import PHASES, MemoryPart, Phase, PhaseMe
 from megatron_rl.estimator.parameters import rank_parameters
 from megatron_rl.parallel.layout import padded_vocab_size
 
-LOGIT_CHUNK_ELEMENTS = 2**26
-"""Logits that exist at one time (``megatron_rl.ops``); a test keeps the two equal."""
+LOGIT_WORKSPACE_BYTES = 2**30
+"""Logits that the fused LM head keeps at one time on a GPU (``kernels.linear_logprob``); a test keeps the two equal."""
+CPU_CHUNK_ELEMENTS = 2**26
+"""Logits of one chunk on CPU; likewise."""
 GRADIENT_BYTES = 4
 MOMENT_BYTES = 8
 OPTIMIZER_STEP_BYTES = 4
 """Per parameter of the shard: temporaries of an Adam step that is not fused."""
-_CHUNK_COPIES = 3
-"""Matrices of one chunk's size that the vocabulary loss holds."""
+_CPU_CHUNK_COPIES = 3
+"""f32 matrices of one chunk's size that the loss on CPU holds."""
 
 
 def phase_memory(
@@ -119,15 +121,21 @@ def scoring_working_bytes(deployment: Deployment, role: RoleSetup, last: bool) -
 
 
 def head_bytes(deployment: Deployment, role: RoleSetup, *, with_gradients: bool) -> int:
-    """Vocabulary loss in chunks: three f32 matrices of a chunk; backward also the head's gradient in f32 and 16 bit.
+    """LM head and log-probabilities: a workspace of logits and, backward, gradients of the weight and of the hidden states.
 
-    The final norm's f32 input, its normed copy and its output are kept for every token.
+    The final norm's f32 input, its normed copy and its output are kept for every token. On a GPU the hidden states'
+    gradient adds up in f32, on CPU the weight's.
     """
     model, e, tokens = deployment.model, deployment.weight_bytes, role.micro_batch_tokens
-    norm = tokens * model.hidden_size * (4 + 2 * e)
+    hidden = tokens * model.hidden_size
+    norm = hidden * (4 + 2 * e)
     if role.head == "value":
-        return norm + tokens * model.hidden_size * 4
+        return norm + hidden * 4
     rows = padded_vocab_size(model.vocab_size, role.layout.tensor) // role.layout.tensor
-    chunk = min(tokens, max(1, LOGIT_CHUNK_ELEMENTS // rows)) * rows * 4 * _CHUNK_COPIES
-    gradients = rows * model.hidden_size * (4 + e) + tokens * model.hidden_size * e if with_gradients else 0
-    return norm + chunk + gradients
+    if deployment.on_gpu:
+        logits = min(LOGIT_WORKSPACE_BYTES, tokens * rows * (4 + e))
+        gradients = rows * model.hidden_size * e + hidden * (4 + e)
+    else:
+        logits = min(tokens, max(1, CPU_CHUNK_ELEMENTS // rows)) * rows * 4 * _CPU_CHUNK_COPIES
+        gradients = rows * model.hidden_size * (4 + e) + hidden * e
+    return norm + logits + (gradients if with_gradients else 0)
