@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_rl.config.run_files import CONFIG_JSON
+from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.report.attempts import Segment, segments_of
 from megatron_rl.report.discovery import METRICS_FILE, run_at, short_labels
 from megatron_rl.report.findings import Finding, findings
 from megatron_rl.report.jsonl_tail import JsonlTail, JsonObject
 from megatron_rl.report.run import (
-    ENVIRONMENT_JSON,
     SAMPLES_FILE,
     Run,
     age_s,

@@ -100,10 +100,10 @@ def _status(runs: Sequence[Run]) -> str:
 
 def _state_text(run: Run) -> str:
     if run.state == "running":
-        return f"Running, last step written {seconds(run.age_s)} ago"
+        return f"Running, last step written {seconds(max(1, round(run.age_s)))} ago"
     if run.state == "finished":
         return f"Finished at step {run.last_step:,}"
-    return f"No new step for {seconds(run.age_s)}; last step {run.last_step:,}"
+    return f"No new step for {seconds(round(run.age_s))}; last step {run.last_step:,}"
 
 
 def _limits(runs: Sequence[Run]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_rl.config.run_files import CONFIG_JSON
+from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.report.attempts import Segment, segments_of
 from megatron_rl.report.discovery import METRICS_FILE
 from megatron_rl.report.jsonl_tail import JsonObject, read_objects
@@ -17,7 +18,6 @@ from megatron_rl.report.series import Record, finite_or_none, series, step_of
 
 SAMPLES_FILE = "samples.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
-ENVIRONMENT_JSON = "environment.json"
 
 State = Literal["finished", "running", "stopped"]
 

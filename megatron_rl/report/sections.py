@@ -175,7 +175,9 @@ def _time_tiles(run: Run) -> list[tuple[str, str, str]]:
 
 def _blame(run: Run) -> str:
     first, *_ = phase_shares(run.records)
-    return f"<p>Most of a step goes into <b>{escape(first.phase)}</b>: {first.share_frac:.0%}, {seconds(first.mean_s)}.</p>"
+    return (
+        f"<p>The largest part of a step is <b>{escape(first.phase)}</b>: {first.share_frac:.0%}, {seconds(first.mean_s)}.</p>"
+    )
 
 
 def _share_table(run: Run) -> str:

@@ -125,6 +125,15 @@ def test_samples_browser_filters(browser: Page, tmp_path: Path, field: str, valu
     assert browser.evaluate("document.querySelector('#samples output').textContent") == f"{count} of 16 samples"
 
 
+def test_samples_browser_says_what_was_left_out(browser: Page, tmp_path: Path) -> None:
+    folder = copy_real(tmp_path / "run")
+    text = "word " * 700
+    write_jsonl(folder / "samples.jsonl", ({"step": step, "prompt": text, "response": text} for step in range(1, 101)))
+    browser.open(page_of(tmp_path, folder))
+    shown = browser.evaluate("document.querySelector('#samples output').textContent")
+    assert shown == "56 of 56 samples; 100 were recorded, see samples.jsonl"
+
+
 def test_samples_browser_sorts_and_marks(browser: Page, tmp_path: Path) -> None:
     browser.open(page_of(tmp_path, REAL))
     browser.evaluate(f"{SET}('order', 'highest reward'); {SET}('text', 'SPELL')")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_rl.observability.environment import write_environment
 from megatron_rl.report.run import clean_records, clean_samples, flat_json, read_run
 from tests.report.run_folders import REAL, write_run
 
@@ -22,6 +23,16 @@ def test_read_run_needs_nothing_but_metrics(tmp_path: Path) -> None:
     run = read_run("x", tmp_path)
     assert run.records == [{"step": 1.0, "loss": None}]
     assert (run.samples, run.config, run.total_steps) == ([], {}, None)
+
+
+def test_read_run_shows_the_environment_it_was_recorded_in(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "x", [{"step": 1}])
+    write_environment(folder, {"device": "NVIDIA H200", "world_size": 8})
+    environment = read_run("x", folder).environment
+    assert environment["hardware.device"] == '"NVIDIA H200"'
+    assert environment["hardware.world_size"] == "8"
+    assert environment["versions.torch"].startswith('"2.')
+    assert "versions.no-such-package" not in environment
 
 
 def test_clean_records_orders_steps_and_keeps_the_newest_of_each() -> None:

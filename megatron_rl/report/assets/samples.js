@@ -61,7 +61,8 @@ function samplesBrowser(root, data) {
     list.append(...matches.slice(shown, shown + PAGE_SIZE).map((sample) => sampleItem(sample, data.runs, needle, range)));
     shown = Math.min(matches.length, shown + PAGE_SIZE);
     more.hidden = shown === matches.length;
-    count.textContent = `${matches.length.toLocaleString("en-US")} of ${data.samples.length.toLocaleString("en-US")} samples`;
+    const [found, here, recorded] = [matches.length, data.samples.length, data.num_samples_recorded].map((n) => n.toLocaleString("en-US"));
+    count.textContent = `${found} of ${here} samples${here === recorded ? "" : `; ${recorded} were recorded, see samples.jsonl`}`;
   };
   const update = () => {
     const needle = field("text").value.toLowerCase(), run = field("run") ? field("run").value : "";
