@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import select
@@ -135,17 +136,25 @@ def _explained(code: int, tail: list[str], logs_dir: Path) -> int:
         return code if code > 0 else 128 - code
     rank, rank_code = int(found[1]), int(found[2])
     if rank_code != EXIT_CODE_REQUEUE:
-        print(_first_failure(rank, rank_code, text, logs_dir), file=sys.stderr)
+        print(_first_failure(rank, rank_code, logs_dir), file=sys.stderr)
     return rank_code if rank_code > 0 else 128 - rank_code
 
 
-def _first_failure(rank: int, code: int, console: str, logs_dir: Path) -> str:
-    """Headline with the failing rank's last line; for a rank that did not write to the console, its last lines too."""
+def _first_failure(rank: int, code: int, logs_dir: Path) -> str:
+    """Headline, then the failing rank's traceback, or the last lines of its log where it could not leave one."""
     ended = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    logs = sorted(logs_dir.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    shown = _AGENT_REPORT.split(console.encode())[0].decode(errors="replace")
-    said = (logs[-1].read_text(errors="replace") if logs else shown).splitlines()
-    said = [line.removeprefix(f"[rank{rank}]: ") for line in said if line.strip()]
     lines = [f"error: rank {rank} failed first ({ended}); all output is in {logs_dir}"]
-    lines += [f"  rank {rank} | {line}" for line in said[-20 if logs else -1 :]]
+    lines += [f"  rank {rank} | {line}" for line in _last_words(rank, logs_dir)[-20:] if line.strip()]
     return "\n".join(lines)
+
+
+def _last_words(rank: int, logs_dir: Path) -> list[str]:
+    """From what the worker recorded for torchrun, else from the rank's log; rank 0's is the console itself."""
+    folders = sorted(logs_dir.glob(f"*/attempt_0/{rank}"), key=lambda path: path.stat().st_mtime)
+    if not folders:
+        return []
+    recorded, log = folders[-1] / "error.json", folders[-1] / "stderr.log"
+    if recorded.exists():
+        text: str = json.loads(recorded.read_text())["message"]["extraInfo"]["py_callstack"]
+        return text.splitlines()
+    return log.read_text(errors="replace").splitlines() if log.exists() else []
