@@ -104,8 +104,10 @@ def worker_environment(
         defaults |= {
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_gib or 1))),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # vLLM's notice that it binds memory to a NUMA node, from C++, where logging settings do not reach.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-    fixed = {ATTEMPT: attempt, "VLLM_DIST_IDENT": attempt, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    fixed = {ATTEMPT: attempt, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if not on_gpu:
         fixed["CUDA_VISIBLE_DEVICES"] = ""
     return {**defaults, **base, **fixed}

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from megatron_rl.config.run import RunConfig
+from megatron_rl.observability.environment import write_environment
 from megatron_rl.training.job import Job
 
 TASKS = {
@@ -24,6 +25,8 @@ def run_task(task: str, config: RunConfig, run_dir: Path) -> int:
     """Join the job, run the task, leave; returns the exit code. Collectives: all ranks of the job."""
     module, _, function = TASKS[task].partition(":")
     job = Job.join(config, run_dir)
+    if job.is_main:
+        write_environment(run_dir, {"device": job.device_name, "world_size": job.world_size})
     code = int(getattr(import_module(module), function)(job))
     dist.barrier(job.host_group)
     dist.destroy_process_group()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform as platform_module
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -54,6 +56,12 @@ class Job:
     def is_main(self) -> bool:
         """Whether this rank writes files and speaks."""
         return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """What this rank computes on, for people."""
+        on_cuda = self.platform.device.type == "cuda"
+        return torch.cuda.get_device_name(self.platform.device) if on_cuda else platform_module.processor() or "CPU"
 
     def say(self, text: str) -> None:
         """Print a line once for the whole job."""

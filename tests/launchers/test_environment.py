@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.environment import num_visible_gpus, outside_launch, worker_environment
+from launchers.environment import ATTEMPT, num_visible_gpus, outside_launch, worker_environment
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 
@@ -58,4 +58,4 @@ def test_worker_environment_keeps_what_the_user_set() -> None:
 
 def test_worker_environment_names_every_start_differently() -> None:
     made = [worker_environment({}, attempt=name, on_gpu=False, ranks_per_node=2, kv_cache_gib=None) for name in "ab"]
-    assert made[0]["VLLM_DIST_IDENT"] != made[1]["VLLM_DIST_IDENT"]
+    assert made[0][ATTEMPT] != made[1][ATTEMPT]
