@@ -83,9 +83,11 @@ def pass_cost(
         frac = coefficients.update_frac(filled) * coefficients.score_per_update.value
     compute_s = flops / (layout.world_size * gpu.peak_flops_per_s * frac)
     ring, point = coefficients.collective_frac.value, coefficients.link_frac.value
-    messages_s = tensor_parallel_s(model, layout, tokens, gpu, ring, backward=training)
-    messages_s += expert_parallel_s(model, layout, tokens, gpu, point, backward=training)
-    messages_s += pipeline_p2p_s(model, layout, tokens, gpu, point) * (2 if training else 1)
+    each = tokens / (count * optimizer_steps)
+    message_s = tensor_parallel_s(model, layout, each, gpu, ring, backward=training)
+    message_s += expert_parallel_s(model, layout, each, gpu, point, backward=training)
+    message_s += pipeline_p2p_s(model, layout, each, gpu, point) * (2 if training else 1)
+    messages_s = message_s * count * optimizer_steps
     bubble_s = (compute_s + messages_s) * (layout.pipeline - 1) / count
     return PassCost(compute_s=compute_s, messages_s=messages_s, bubble_s=bubble_s)
 
