@@ -71,9 +71,9 @@ class ReshardExecutor:
     ``sources`` and ``destinations``: local name -> contiguous tensor, under the names of the two layouts. All sources
     share one dtype, all destinations another; the smaller of the two is what travels. ``group`` covers all ranks of the
     plan and decides the device of the wire (NCCL: GPU, gloo: CPU); None only for a plan without transfers.
-    Construction is a collective over ``group``: plan hashes and dtypes are compared once.
-    Raises ValueError where ranks hold different plans, where a parameter is missing or too small, or where the budget
-    is below the plan's staging.
+    Construction is a collective over ``group``: plan hashes, dtypes and parameters are checked once.
+    Raises ValueError, on all ranks alike, where ranks hold different plans, where a parameter is missing or too small,
+    or where the budget is below the plan's staging.
     """
 
     def __init__(
@@ -88,8 +88,9 @@ class ReshardExecutor:
         self._plan, self._rank, self._group = plan, rank, group
         self._sources, self._destinations = sources, destinations
         self._cost = plan.cost(rank)
-        if self._cost.staging_bytes > budget_bytes:
-            raise ValueError(f"the plan stages {self._cost.staging_bytes} bytes on rank {rank}, over {budget_bytes}")
+        staged = max((cost.staging_bytes for cost in plan.costs.values()), default=0)
+        if staged > budget_bytes:
+            raise ValueError(f"the plan stages {staged} bytes on one rank, over the budget of {budget_bytes}")
         if group is None and plan.rounds:
             raise ValueError("the plan moves weights between ranks: a process group is needed")
         self._uses_nccl = group is not None and dist.get_backend(group) == "nccl"
@@ -129,21 +130,34 @@ class ReshardExecutor:
         )
 
     def _agree(self) -> torch.dtype:
-        """Compare plans over the group and return the dtype that travels: the smaller of source's and destination's."""
-        read, written = self._plan.parameters(self._rank)
-        source_dtype = _common_dtype(self._sources, read, "sources")
-        mine = (self._plan.hash, source_dtype, _common_dtype(self._destinations, written, "destinations"))
+        """Compare plans and parameters over the group; return the dtype that travels, the smaller of the two sides'."""
+        mine = (self._plan.hash, *self._inspect())
         answers = [mine]
         if self._group is not None:
             answers = [mine] * dist.get_world_size(self._group)
             dist.all_gather_object(answers, mine, group=self._group)
-        if len({plan_hash for plan_hash, _, _ in answers}) > 1:
-            raise ValueError(f"ranks made different reshard plans: {[plan_hash[:12] for plan_hash, _, _ in answers]}")
-        dtypes = {dtype for _, *pair in answers for dtype in pair if dtype is not None}
-        wire = min(dtypes, key=lambda dtype: (dtype.itemsize, str(dtype)))
+        hashes = [plan_hash[:12] for plan_hash, _, _ in answers]
+        if len(set(hashes)) > 1:
+            raise ValueError(f"ranks made different reshard plans: {hashes}")
+        problems = [f"rank {index} of the group: {problem}" for index, (_, _, problem) in enumerate(answers) if problem]
+        if problems:
+            raise ValueError("; ".join(problems))
+        wire = min((d for _, dtypes, _ in answers for d in dtypes), key=lambda dtype: (dtype.itemsize, str(dtype)))
         if wire.itemsize != self._plan.itemsize:
             raise ValueError(f"the plan counts {self._plan.itemsize} bytes per element, but {wire} travels")
         return wire
+
+    def _inspect(self) -> tuple[set[torch.dtype], str | None]:
+        """Dtypes of the parameters that this rank's pieces touch, and what is wrong with the first bad one."""
+        try:
+            read = {self._source_view(piece).dtype for piece in self._plan.pieces_from(self._rank)}
+            written = {self._destination_view(piece).dtype for piece in self._plan.pieces_to(self._rank)}
+        except ValueError as problem:
+            return set(), str(problem)
+        for side, dtypes in (("sources", read), ("destinations", written)):
+            if len(dtypes) > 1:
+                return set(), f"the {side} have several dtypes, {sorted(map(str, dtypes))}; plan them apart"
+        return read | written, None
 
     def _allocate(self) -> dict[tuple[str, int], Tensor]:
         """Staging memory by direction and slot, as large as this rank's fullest round needs."""
@@ -232,13 +246,6 @@ def _unpacked(buffer: Tensor, message: Message) -> list[Tensor]:
     pieces = message.pieces
     runs = torch.split(buffer, [piece.num_elements for piece in pieces])
     return [run.view(piece.shape) for run, piece in zip(runs, pieces, strict=True)]
-
-
-def _common_dtype(tensors: Mapping[str, Tensor], names: set[str], side: str) -> torch.dtype | None:
-    dtypes = {tensor.dtype for name, tensor in tensors.items() if name in names}
-    if len(dtypes) > 1:
-        raise ValueError(f"the {side} have several dtypes, {sorted(map(str, dtypes))}; plan them apart")
-    return next(iter(dtypes), None)
 
 
 def _view(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -90,16 +90,17 @@ class ReshardPlan:
         idle = RankCost(rank=rank, copied_bytes=0, sent_bytes=0, received_bytes=0, bound_bytes=0, staging_bytes=0)
         return self.costs.get(rank, idle)
 
-    def parameters(self, rank: int) -> tuple[set[str], set[str]]:
-        """Local names that ``rank`` reads as a source and writes as a destination."""
-        read = {piece.source for piece in self.copies.get(rank, ())}
-        written = {piece.destination for piece in self.copies.get(rank, ())}
-        for transfer in (t for transfers in self.rounds for t in transfers):
-            if transfer.source_rank == rank:
-                read.update(piece.source for piece in transfer.message.pieces)
-            if transfer.destination_rank == rank:
-                written.update(piece.destination for piece in transfer.message.pieces)
-        return read, written
+    def pieces_from(self, rank: int) -> Iterator[Piece]:
+        """Everything that is read on ``rank``."""
+        yield from self.copies.get(rank, ())
+        for transfer in (t for transfers in self.rounds for t in transfers if t.source_rank == rank):
+            yield from transfer.message.pieces
+
+    def pieces_to(self, rank: int) -> Iterator[Piece]:
+        """Everything that is written on ``rank``."""
+        yield from self.copies.get(rank, ())
+        for transfer in (t for transfers in self.rounds for t in transfers if t.destination_rank == rank):
+            yield from transfer.message.pieces
 
     @cached_property
     def hash(self) -> str:

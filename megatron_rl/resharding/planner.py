@@ -41,19 +41,9 @@ def plan_reshard(
     destinations = _classes(destination, destination_ranks, "destination")
     _check_boxes(tensors, sources + destinations)
     _check_consumed(tensors, destinations)
-    index = _index(sources)
-    source_of = {rank: number for number, cls in enumerate(sources) for rank in cls.ranks}
-    recipes: dict[tuple[int, int | None], _Recipe] = {}
-    wanted: list[tuple[int, _Recipe]] = []
-    for number, cls in enumerate(destinations):
-        for rank in cls.ranks:
-            key = (number, source_of.get(rank))
-            if key not in recipes:
-                recipes[key] = _recipe(cls, sources, source_of.get(rank), index)
-            wanted.append((rank, recipes[key]))
+    wanted = _recipes(sources, destinations)
     max_elements = slot_elements(budget_bytes, itemsize)
-    transfers = _assign(sorted(wanted, key=lambda w: w[0]), sources, max_elements)
-    rounds = schedule_rounds(transfers, max_elements)
+    rounds = schedule_rounds(_assign(wanted, sources, max_elements), max_elements)
     copies = {rank: recipe.local for rank, recipe in wanted if recipe.local}
     return ReshardPlan(itemsize, copies, rounds, _costs({*source_ranks, *destination_ranks}, wanted, rounds, itemsize))
 
@@ -137,6 +127,21 @@ def _index(sources: list[_Class]) -> dict[str, list[_Stored]]:
             box = (f.start, f.stop)
             boxes[f.tensor].setdefault(box, _Stored(box, {})).holders.setdefault(number, f)
     return {name: list(stored.values()) for name, stored in boxes.items()}
+
+
+def _recipes(sources: list[_Class], destinations: list[_Class]) -> list[tuple[int, _Recipe]]:
+    """(rank, recipe) in rank order; ranks of the same two classes share the recipe."""
+    index = _index(sources)
+    source_of = {rank: number for number, cls in enumerate(sources) for rank in cls.ranks}
+    recipes: dict[tuple[int, int | None], _Recipe] = {}
+    wanted: list[tuple[int, _Recipe]] = []
+    for number, cls in enumerate(destinations):
+        for rank in cls.ranks:
+            own = source_of.get(rank)
+            if (number, own) not in recipes:
+                recipes[number, own] = _recipe(cls, sources, own, index)
+            wanted.append((rank, recipes[number, own]))
+    return sorted(wanted, key=lambda entry: entry[0])
 
 
 def _recipe(cls: _Class, sources: list[_Class], own: int | None, index: dict[str, list[_Stored]]) -> _Recipe:

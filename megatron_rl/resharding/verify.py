@@ -45,14 +45,7 @@ def scatter_logical(fragments: RankFragments, tensors: Mapping[str, Tensor], buf
 def count_writes(plan: ReshardPlan, rank: int, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """How often the plan writes each element of each destination parameter of ``rank``: i64 counts, flat."""
     counts = {name: torch.zeros(buffer.numel(), dtype=torch.int64) for name, buffer in buffers.items()}
-    arriving = [
-        piece
-        for transfers in plan.rounds
-        for transfer in transfers
-        if transfer.destination_rank == rank
-        for piece in transfer.message.pieces
-    ]
-    for piece in (*plan.copies.get(rank, ()), *arriving):
+    for piece in plan.pieces_to(rank):
         counts[piece.destination].as_strided(piece.shape, piece.destination_strides, piece.destination_offset).add_(1)
     return counts
 

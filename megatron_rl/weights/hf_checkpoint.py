@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,19 +40,15 @@ def load_hf_checkpoint(
 ) -> None:
     """Fill this rank's parameters from the checkpoint in ``folder``, reading only the boxes in ``fragments``.
 
-    ``tensors``: all of the model, so that every rank notices a foreign checkpoint. Values are cast to each parameter's
+    ``tensors``: all of the model; every rank checks all names and shapes, so that all stop together. Values are cast to each parameter's
     dtype; padded rows are left as they are. Raises ValueError naming the tensors that are missing, unexpected or of
     another shape, before anything is written.
     """
     files = checkpoint_files(folder)
     _check_names(folder, tensors, files)
-    by_file: defaultdict[Path, list[Fragment]] = defaultdict(list)
-    for fragment in fragments:
-        by_file[files[fragment.tensor]].append(fragment)
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
-    for file in sorted(by_file):
-        _check_shapes(file, {f.tensor: shapes[f.tensor] for f in by_file[file]})
-    for file, wanted in sorted(by_file.items()):
+    for file, held in _by_file(tensors, lambda tensor: files[tensor.name]):
+        _check_shapes(file, {tensor.name: tensor.shape for tensor in held})
+    for file, wanted in _by_file(fragments, lambda fragment: files[fragment.tensor]):
         _read_file(file, wanted, parameters)
 
 
@@ -133,6 +129,13 @@ def verify_hf_checkpoint(folder: Path, tensors: Sequence[LogicalTensor]) -> None
     if indexed != found:
         raise ValueError(f"{_INDEX} and the files disagree on {sorted(set(indexed.items()) ^ set(found.items()))[:5]}")
     _check_names(folder, tensors, {name: folder / where for name, where in found.items()})
+
+
+def _by_file[T](items: Iterable[T], file_of: Callable[[T], Path]) -> list[tuple[Path, list[T]]]:
+    groups: defaultdict[Path, list[T]] = defaultdict(list)
+    for item in items:
+        groups[file_of(item)].append(item)
+    return sorted(groups.items())
 
 
 def _check_names(folder: Path, tensors: Sequence[LogicalTensor], files: Mapping[str, Path]) -> None:

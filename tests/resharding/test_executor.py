@@ -148,6 +148,24 @@ def test_executor_rejects_different_plans() -> None:
         assert "different reshard plans" in message
 
 
+def _missing_parameter() -> str:
+    train, rollout = PAIRS["tp2_to_tp1dp2"]
+    model, rank = tiny_model(), dist.get_rank()
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
+    wanted = vllm_rules_layout(model, rollout)(rank)
+    sources, destinations = allocate_buffers(stored, torch.float32, PAD), allocate_buffers(wanted, torch.float32, PAD)
+    if rank == 1:
+        del destinations["model.layers.3.mlp.down_proj.weight"]
+    with pytest.raises(ValueError) as error:
+        ReshardExecutor(plan_sync(model, train, rollout), rank, sources, destinations, dist.group.WORLD, 1 << 20)
+    return str(error.value)
+
+
+def test_executor_rejects_missing_parameter_on_all_ranks() -> None:
+    for message in run_distributed(2, _missing_parameter):
+        assert message.startswith("rank 1 of the group: the plan needs parameter 'model.layers.3.mlp.down_proj.weight'")
+
+
 def _damaged_sync() -> str:
     train, rollout = PAIRS["tp2_to_tp1dp2"]
     model, rank = tiny_model(), dist.get_rank()
