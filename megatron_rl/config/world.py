@@ -15,6 +15,8 @@ Task = Literal["train", "sft", "generate", "evaluate", "convert", "plan"]
 """What the ranks do; ``plan`` asks about the layouts of training and starts none."""
 TASKS_WITH_ENGINE: tuple[Task, ...] = ("train", "generate", "evaluate", "plan")
 TASKS_WITH_ALL_ROLES: tuple[Task, ...] = ("train", "plan")
+_LARGEST_HEALTHY_MISMATCH = {"float32": 1e-4, "bfloat16": 0.05}
+"""Mean |trainer - engine log-prob| by compute dtype, nats: an error of 1 % in one layer must show in f32."""
 
 
 def block_size(parallel: ParallelConfig) -> int:
@@ -86,6 +88,7 @@ def with_world(config: RunConfig, world_size: int, num_gpus: int) -> RunConfig:
                 update={
                     "data_parallel_size": rollout.data_parallel_size or world_size // rollout.tensor_parallel_size or None,
                     "max_model_len": max_model_len(config),
+                    "mismatch_warn_threshold": rollout.mismatch_warn_threshold or _LARGEST_HEALTHY_MISMATCH[dtype],
                 }
             ),
             "trainer": trainer.model_copy(

@@ -51,7 +51,7 @@ class TrainingLoop:
         parts = self._parts
         start = parts.state.resume()
         parts.trainer.weight_sync.push(version=start)
-        if start == 0 and self._config.val_before_train:
+        if start == 0 and self._config.val_before_train and parts.validator is not None:
             parts.logger.log(0, self._validate(0))
         for callback in parts.callbacks:
             callback.on_train_begin(start, self._total_steps)

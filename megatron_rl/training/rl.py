@@ -156,7 +156,9 @@ def _health_monitor(job: Job) -> HealthMonitor:
     """Warnings, on one rank only."""
     if not job.is_main:
         return HealthMonitor(rules=())
-    return HealthMonitor(rules=(*RULES, mismatch_rule(job.config.rollout.mismatch_warn_threshold)))
+    limit = job.config.rollout.mismatch_warn_threshold
+    assert limit is not None, "config.world.with_world fills it in"
+    return HealthMonitor(rules=(*RULES, mismatch_rule(limit)))
 
 
 def _roles(job: Job, total_steps: int) -> dict[str, MegatronRole]:
