@@ -40,9 +40,9 @@ def load_hf_checkpoint(
 ) -> None:
     """Fill this rank's parameters from the checkpoint in ``folder``, reading only the boxes in ``fragments``.
 
-    ``tensors``: all of the model; every rank checks all names and shapes, so that all stop together. Values are cast to each parameter's
-    dtype; padded rows are left as they are. Raises ValueError naming the tensors that are missing, unexpected or of
-    another shape, before anything is written.
+    ``tensors``: all of the model; every rank checks all names and shapes, so that all stop together. Values are cast to
+    each parameter's dtype; padded rows are left as they are. Raises ValueError naming the tensors that are missing,
+    unexpected or of another shape, before anything is written.
     """
     files = checkpoint_files(folder)
     _check_names(folder, tensors, files)
