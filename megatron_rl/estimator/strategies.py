@@ -143,14 +143,24 @@ class Search:
         return self._strategy(layout, offload, rollouts[-1], recomputes[-1], sizes[-1])
 
     def _variants(self, layout: ParallelLayout, offload: Offload) -> Iterator[Strategy]:
-        """Engine degrees and recomputations, each with the largest micro-batch that fits, which is its fastest."""
+        """Engine degrees and recomputations with every micro-batch down to the largest that leaves the cache its room.
+
+        A smaller one trains no faster, and only a cache that is short of memory could gain from it.
+        """
         rollouts, recomputes, sizes = self._choices()
         for rollout_tensor, recompute in product(rollouts, recomputes):
             for size in sizes:
                 variant = self._strategy(layout, offload, rollout_tensor, recompute, size)
                 yield variant
-                if variant.fits:
+                if variant.fits and not self._squeezed(variant):
                     break
+
+    def _squeezed(self, strategy: Strategy) -> bool:
+        """Whether the KV cache got less than it wants, so that fewer sequences run at once."""
+        engine = strategy.deployment.engine
+        if engine is None or self.pins.kv_cache_bytes is not None:
+            return False
+        return engine.kv_cache_bytes < wanted_kv_bytes(self.model, self.workload, engine, strategy.deployment.weight_bytes)
 
     def _layouts(self, rejected: list[Rejection]) -> Iterator[ParallelLayout]:
         model, gpus = self.model, self.pool.num_gpus

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_rl.estimator.catalogue import GIB, find_gpu
@@ -77,6 +79,23 @@ def test_search_on_a_smaller_card_recomputes() -> None:
 
     assert lightest("H200").deployment.roles[0].recompute == "none"
     assert lightest("A100-40GB").deployment.roles[0].recompute == "full"
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100-40GB"])
+def test_search_prunes_nothing_faster(gpu: str) -> None:
+    """Against every combination: where memory is short, a smaller micro-batch leaves the cache more sequences."""
+    work = small_workload(
+        prompts_per_step=512, prompt_tokens=512, response_tokens=512, max_prompt_tokens=512, max_response_tokens=512
+    )
+    all_sizes = search(gpu=gpu, work=work)
+    found, _ = all_sizes.run()
+    for strategy in found:
+        layout = strategy.deployment.roles[0].layout
+        pins = Pins(tensor=layout.tensor, pipeline=layout.pipeline)
+        for size in (16384, 8192, 4096, 1024):
+            alone = replace(all_sizes, pins=replace(pins, micro_batch_tokens=size), offloads=(strategy.deployment.offload,))
+            (pinned,), _ = alone.run()
+            assert not pinned.fits or strategy.step_s <= pinned.step_s
 
 
 @pytest.mark.parametrize("gpu", ["L4-24GB", "A100-40GB", "H100", "H200"])
