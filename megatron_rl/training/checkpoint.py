@@ -37,7 +37,8 @@ def _components(name: str, role: MegatronRole) -> tuple[str, ...]:
 
 def _description(role: MegatronRole) -> dict[str, object]:
     shape = role.model_config.model_dump(mode="json", exclude={"name", "path", "tokenizer_path", "chat_template"})
-    return {"head": role.chunks[0].head, "model": shape}
+    distributed = None if role.optimizer is None else role.config.optim.use_distributed_optimizer
+    return {"head": role.chunks[0].head, "model": shape, "distributed_optimizer": distributed}
 
 
 def _on_first_rank(action: Callable[[], object]) -> Any:
@@ -217,10 +218,18 @@ def _check_contents(
             "resume a run of the same kind, or allow these to start afresh"
         )
     for name, role in roles.items():
-        saved = manifest.roles.get(name)
-        if saved is not None and saved != _description(role):
-            differing = sorted(_flat(saved).items() ^ _flat(_description(role)).items())
+        saved, wanted_role = manifest.roles.get(name), _description(role)
+        if saved is None:
+            continue
+        differing = sorted(_flat(saved).items() ^ _flat(wanted_role).items())
+        if differing:
             raise ValueError(f"{folder}: role {name} was saved with another model: {differing}")
+        formats = saved["distributed_optimizer"], wanted_role["distributed_optimizer"]
+        if None not in formats and formats[0] != formats[1]:
+            raise ValueError(
+                f"{folder}: {name}.optim.use_distributed_optimizer={formats[1]}, but its moments were saved with "
+                f"{formats[0]}, another format; resume with {name}.optim.use_distributed_optimizer={str(formats[0]).lower()}"
+            )
 
 
 def _flat(description: Mapping[str, Any]) -> dict[str, str]:

@@ -26,14 +26,12 @@ from megatron_rl.parallel.collectives import (
 from megatron_rl.parallel.groups import GroupRegistry, RoleGroups
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.runtime.platform import Platform
+from megatron_rl.training.loss_closures import LossFunction
 from megatron_rl.training.optimizer import RoleOptimizer, wrap_data_parallel
 from megatron_rl.training.pipeline import lm_outputs, run_pipeline, value_outputs, vocab_shard
 from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
 from megatron_rl.types.masks import response_mask
-from megatron_rl.types.metrics import Metric, Metrics, Reduction
-
-LossMetrics = dict[str, tuple[Tensor, Reduction]]
-"""Scalars of one micro-batch; ``sum`` or ``max`` over micro-batches and data-parallel ranks gives the logged number."""
+from megatron_rl.types.metrics import Metric, Metrics
 
 
 class Samples(Protocol):
@@ -50,15 +48,6 @@ class Samples(Protocol):
     @property
     def response_lengths_B(self) -> Tensor:
         """i64."""
-
-
-class LossFunction(Protocol):
-    """Loss of one micro-batch. ``sum(loss_weights_T * token_loss_T)``: nothing divides it afterwards."""
-
-    needs_entropy: bool
-
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, LossMetrics]:
-        """Scalar loss and metrics from new log-probs (or values) at predicting positions."""
 
 
 class MegatronRole:
