@@ -81,13 +81,13 @@ def test_search_on_a_smaller_card_recomputes() -> None:
     assert lightest("A100-40GB").deployment.roles[0].recompute == "full"
 
 
-@pytest.mark.parametrize("gpu", ["H100", "A100-40GB"])
-def test_search_prunes_nothing_faster(gpu: str) -> None:
+@pytest.mark.parametrize("model,gpu,num_gpus", [("qwen2_5_1_5b", "A100-40GB", 1), ("qwen2_7b", "H100", 4)])
+def test_search_prunes_nothing_faster(model: str, gpu: str, num_gpus: int) -> None:
     """Against every combination: where memory is short, a smaller micro-batch leaves the cache more sequences."""
     work = small_workload(
         prompts_per_step=512, prompt_tokens=512, response_tokens=512, max_prompt_tokens=512, max_response_tokens=512
     )
-    all_sizes = search(gpu=gpu, work=work)
+    all_sizes = search(model, gpu, num_gpus, work=work)
     found, _ = all_sizes.run()
     for strategy in found:
         layout = strategy.deployment.roles[0].layout
