@@ -66,6 +66,7 @@ class RoleRun:
         default_factory=lambda: TrainedRoleConfig(optim=OptimConfig(lr=0.01, eps=0.1), ppo_max_token_len_per_gpu=64)
     )
     steps: int = 1
+    num_samples: int = 8
 
     def on(self, **degrees: object) -> RoleRun:
         """The same run on another layout."""
@@ -85,7 +86,7 @@ def run_role(run: RoleRun) -> Answer:
         run.model, run.config, run.layout, GroupRegistry(), Platform.detect(), head=run.head, total_optimizer_steps=10, seed=3
     )
     fill_value_head(role)
-    batch = ragged_batch()
+    batch = ragged_batch(run.num_samples)
     answer: Answer = {}
     if run.head == "lm":
         logprobs, entropy = role.score(batch, with_entropy=True)

@@ -86,6 +86,16 @@ def test_update_invariant_to_distributed_optimizer() -> None:
     assert_same_run(answers, run.on(data=2), _single("tied", "lm"))
 
 
+def test_update_with_fewer_samples_than_ranks_invariant_to_dp() -> None:
+    # Three samples, of which one counts, on four ranks: the idle ones send a padding document through the pipeline.
+    base = RoleRun(num_samples=3)
+    (single,) = run_distributed(1, run_role, base)
+    runs = [base.on(data=4), base.on(data=2, pipeline=2), base.on(data=2, pipeline=2, virtual_pipeline=2)]
+    answers = run_distributed(4, _runs, runs)
+    for index, run in enumerate(runs):
+        assert_same_run([answer[index] for answer in answers], run, single)
+
+
 def test_tied_copies_stay_bit_equal_over_five_steps() -> None:
     # check_replicas inside compares the two copies bit for bit.
     run = replace(RoleRun(steps=5), config=TrainedRoleConfig()).on(pipeline=2)
