@@ -7,6 +7,8 @@ from torch import Tensor
 
 HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 """Floating dtypes of activations and weights."""
+BF16_AND_SINGLE = (torch.bfloat16, torch.float32)
+"""Where gradients are as small as one token's share of a loss: f16 would flush them to 0."""
 SINGLE = (torch.float32,)
 SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from kernels.dispatch import HALF_AND_SINGLE, runs_on_triton, unsupported
+from kernels.dispatch import BF16_AND_SINGLE, runs_on_triton, unsupported
 from kernels.linear_logprob.reference import linear_logprob_reference
 from kernels.vocab_logprob import vocab_logprob
 
@@ -41,7 +41,7 @@ def linear_logprob(
     the weight's gradient is one f32 sum, rounded once.
 
     Args:
-        hidden_NH: last hidden states, bf16, f16 or f32, equal on every rank of the group.
+        hidden_NH: last hidden states, bf16 or f32, equal on every rank of the group.
         weight_VH: this rank's rows of the LM head, same dtype, padded rows left out (there may be none left).
         targets_N: i64 row of each target relative to this rank's first row; out of range on all ranks but its owner.
         temperature: divides the logits, > 0.
@@ -117,7 +117,7 @@ def linear_token_loss(
 
 def _checked(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor) -> bool:
     """Whether the Triton version runs; ValueError for what neither version takes."""
-    fast = runs_on_triton("linear_logprob", HALF_AND_SINGLE, hidden_NH, weight_VH)
+    fast = runs_on_triton("linear_logprob", BF16_AND_SINGLE, hidden_NH, weight_VH)
     if hidden_NH.dtype != weight_VH.dtype:
         raise unsupported("linear_logprob", f"hidden {hidden_NH.dtype} with weight {weight_VH.dtype}")
     if targets_N.dtype != torch.int64 or targets_N.shape != hidden_NH.shape[:1]:

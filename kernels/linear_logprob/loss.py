@@ -58,7 +58,15 @@ def differentiated(loss: Callable[[slice, Tensor, Tensor | None], Tensor]) -> To
 class _Cuts:
     """Buffers and running gradients of one call."""
 
-    def __init__(self, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, tiling: Tiling) -> None:
+    def __init__(
+        self,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        tiling: Tiling,
+        with_weight: bool,
+    ) -> None:
         self.hidden_NH, self.weight_VH, self.targets_N = hidden_NH, weight_VH, targets_N
         self.temperature, self.tiling = temperature, tiling
         device, (num_rows, _) = hidden_NH.device, weight_VH.shape
@@ -70,7 +78,7 @@ class _Cuts:
         self._shift = Workspace(len(self.row_cuts) * cut, torch.float32, device)
         self._total = torch.empty(cut, hidden_NH.shape[1], dtype=torch.float32, device=device)
         self.grad_hidden_NH = torch.zeros_like(hidden_NH)
-        self.grad_weight_VH = torch.zeros_like(weight_VH)
+        self.grad_weight_VH = torch.zeros_like(weight_VH) if with_weight else None
 
     def forward(self, tokens: slice, with_entropy: bool) -> Tensor:
         """Fill the kept logits of a cut; its statistics ``[4, C]``."""
@@ -111,7 +119,8 @@ class _Cuts:
         )
         product_f32(kept_CV, self.weight_VH, total_CH)
         self.grad_hidden_NH[tokens] = total_CH
-        add_product(self.grad_weight_VH, kept_CV.T, hidden_CH)
+        if self.grad_weight_VH is not None:
+            add_product(self.grad_weight_VH, kept_CV.T, hidden_CH)
 
 
 class _LinearTokenLoss(torch.autograd.Function):
@@ -127,7 +136,7 @@ class _LinearTokenLoss(torch.autograd.Function):
         group: ProcessGroup | None,
         tiling: Tiling,
     ) -> Tensor:
-        cuts = _Cuts(hidden_NH, weight_VH, targets_N, temperature, tiling)
+        cuts = _Cuts(hidden_NH, weight_VH, targets_N, temperature, tiling, ctx.needs_input_grad[1])
         loss = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         for tokens in tiling.token_cuts(hidden_NH.shape[0]):
             stats = combine(cuts.forward(tokens, with_entropy), group)
@@ -141,7 +150,9 @@ class _LinearTokenLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
         # In place: the gradients belong to this op, and a second copy of the weight's would double the peak.
-        return grad_hidden_NH.mul_(grad_loss), grad_weight_VH.mul_(grad_loss), None, None, None, None, None, None
+        if grad_weight_VH is not None:
+            grad_weight_VH.mul_(grad_loss)
+        return grad_hidden_NH.mul_(grad_loss), grad_weight_VH, None, None, None, None, None, None
 
 
 def linear_token_loss_triton(

@@ -52,13 +52,14 @@ def gradients(
     grad_entropy_N: Tensor | None,
     temperature: float,
     num_tile_rows: int,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of hidden states (this rank's part) and weight.
+    with_weight: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of hidden states (this rank's part) and, if asked, weight.
 
     Tiles span all tokens: each row of the weight gradient is one product, rounded once. The hidden gradient adds up in
     f32 over tiles.
     """
-    grad_weight_VH = torch.zeros_like(weight_VH)
+    grad_weight_VH = torch.zeros_like(weight_VH) if with_weight else None
     total_NH = torch.zeros(hidden_NH.shape, dtype=torch.float32, device=hidden_NH.device)
     num_tokens, num_rows = hidden_NH.shape[0], weight_VH.shape[0]
     if num_tokens == 0 or num_rows == 0:
@@ -83,7 +84,8 @@ def gradients(
             first_row=rows.start,
             temperature=temperature,
         )
-        torch.mm(grad_NR.T, hidden_NH, out=grad_weight_VH[rows])
+        if grad_weight_VH is not None:
+            torch.mm(grad_NR.T, hidden_NH, out=grad_weight_VH[rows])
         add_product(total_NH, grad_NR, weight_RH)
     return total_NH.to(hidden_NH.dtype), grad_weight_VH
 
@@ -117,6 +119,7 @@ class _LinearLogprob(torch.autograd.Function):
             grad_entropy_N.contiguous() if ctx.with_entropy else None,
             ctx.temperature,
             ctx.num_tile_rows,
+            ctx.needs_input_grad[1],
         )
         return grad_hidden_NH, grad_weight_VH, None, None, None, None, None
 

@@ -12,7 +12,13 @@ import pytest
 from launchers.environment import num_visible_gpus
 
 HERE = Path(__file__).parent
-ELSEWHERE = ("test_compile.py", "test_interpreter.py", "test_linear_logprob_ranks.py", "test_vocab_logprob.py")
+ELSEWHERE = (
+    "test_compile.py",
+    "test_dispatch.py",
+    "test_interpreter.py",
+    "test_linear_logprob_ranks.py",
+    "test_vocab_logprob.py",
+)
 
 
 @pytest.mark.skipif(num_visible_gpus(os.environ) > 0, reason="this process runs them on the GPU")

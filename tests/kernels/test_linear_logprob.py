@@ -120,6 +120,19 @@ def test_linear_token_loss_matches_reference(
     assert_close(case.weight.grad, 2.0 * exact.weight.grad, dtype)
 
 
+def test_linear_logprob_with_frozen_weight_matches_reference(device: torch.device) -> None:
+    from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
+    from kernels.linear_logprob.recompute import linear_logprob_triton
+
+    case = make_case(5, 60, 16, SINGLE, device)
+    exact, *_ = reference(case, with_entropy=False)
+    frozen, arguments = case.weight.detach(), {"temperature": TEMPERATURE, "with_entropy": False, "group": None}
+    logprobs, _ = linear_logprob_triton(case.hidden, frozen, case.targets, **arguments)
+    loss = linear_token_loss_triton(case.hidden, frozen, case.targets, differentiated(case.loss), **arguments)
+    (case.loss(slice(None), logprobs, None) + loss).backward()
+    assert_close(case.hidden.grad, 2.0 * exact.hidden.grad, SINGLE)
+
+
 def test_row_stats_invariant_to_tp(device: torch.device) -> None:
     """Three ranks with 40, 20 and 0 rows, joined without a process group."""
     from kernels.linear_logprob.recompute import gradients, row_stats
