@@ -81,18 +81,18 @@ def test_search_on_a_smaller_card_recomputes() -> None:
     assert lightest("A100-40GB").deployment.roles[0].recompute == "full"
 
 
-@pytest.mark.parametrize("model,gpu,num_gpus", [("qwen2_5_1_5b", "A100-40GB", 1), ("qwen2_7b", "H100", 4)])
-def test_search_prunes_nothing_faster(model: str, gpu: str, num_gpus: int) -> None:
+@pytest.mark.parametrize("model,gpu", [("qwen2_5_1_5b", "L4-24GB"), ("qwen2_7b", "H100")])
+def test_search_prunes_nothing_faster(model: str, gpu: str) -> None:
     """Against every combination: where memory is short, a smaller micro-batch leaves the cache more sequences."""
     work = small_workload(
-        prompts_per_step=512, prompt_tokens=512, response_tokens=512, max_prompt_tokens=512, max_response_tokens=512
+        prompts_per_step=256, prompt_tokens=1024, response_tokens=3072, max_prompt_tokens=1024, max_response_tokens=3072
     )
-    all_sizes = search(model, gpu, num_gpus, work=work)
+    all_sizes = search(model, gpu, work=work)
     found, _ = all_sizes.run()
     for strategy in found:
         layout = strategy.deployment.roles[0].layout
         pins = Pins(tensor=layout.tensor, pipeline=layout.pipeline)
-        for size in (16384, 8192, 4096, 1024):
+        for size in (16384, 8192, 4096):
             alone = replace(all_sizes, pins=replace(pins, micro_batch_tokens=size), offloads=(strategy.deployment.offload,))
             (pinned,), _ = alone.run()
             assert not pinned.fits or strategy.step_s <= pinned.step_s
