@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -20,14 +21,38 @@ def device_synchronizer(device: torch.device) -> Callable[[], None]:
     return torch.cuda.synchronize if device.type == "cuda" else _nothing
 
 
+class PhaseWatch(Protocol):
+    """Is told when a phase begins and ends; what it does then counts as ``timing_s/other``."""
+
+    def begin(self, phase: str) -> None:
+        """Just before the phase."""
+
+    def end(self, phase: str) -> None:
+        """Just after it, the device being idle."""
+
+
+class _Unwatched:
+    def begin(self, phase: str) -> None:
+        """Nobody is interested."""
+
+    def end(self, phase: str) -> None:
+        """Nobody is interested."""
+
+
 class Timers:
     """Adds up seconds by phase: ``with timers("gen"): ...`` inside ``with timers.step(): ...``.
 
     Phases do not nest, so their sum is the step; what lies between them is reported as ``timing_s/other``.
     """
 
-    def __init__(self, synchronize: Callable[[], None] = _nothing, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None] = _nothing,
+        clock: Callable[[], float] = time.perf_counter,
+        watch: PhaseWatch | None = None,
+    ) -> None:
         """``synchronize`` runs before each reading of ``clock`` (seconds)."""
+        self._watch: PhaseWatch = _Unwatched() if watch is None else watch
         self._synchronize = synchronize
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -41,11 +66,13 @@ class Timers:
         """Time one phase; repeated phases add up. Syncs: the device, on entry and exit."""
         assert self._phase is None, f"phase {phase} inside phase {self._phase} would be counted twice"
         self._phase = phase
+        self._watch.begin(phase)
         start = self._now()
         try:
             yield
         finally:
             seconds = self._now() - start
+            self._watch.end(phase)
             self._phase = None
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
             if self._in_step:

@@ -14,6 +14,7 @@ from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.observability.curves import plot_learning_curve
 from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
 from megatron_rl.observability.logger import MetricLogger
+from megatron_rl.observability.memory import PhaseMemory, gauge_of
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.rewards.sandbox import RewardPool
@@ -26,6 +27,7 @@ from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import METRICS_FILE, Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.memory_report import MemoryReport
 from megatron_rl.training.model_loading import build_actor, build_critic, build_reference
 from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.roles import (
@@ -109,7 +111,8 @@ def _build(
     if config.uses_reference:
         reference = FrozenReference(build_reference(job))
     rollout = build_rollout_side(job, tokenizer)
-    timers = Timers(device_synchronizer(job.platform.device))
+    memory = PhaseMemory(gauge_of(job.platform.device))
+    timers = Timers(device_synchronizer(job.platform.device), watch=memory)
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
     trainer = PpoTrainer(
         generator=rollout.generator,
@@ -146,7 +149,7 @@ def _build(
         samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
         health=_health_monitor(job),
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
-        callbacks=load_callbacks(config.trainer.callbacks),
+        callbacks=[MemoryReport(job, memory), *load_callbacks(config.trainer.callbacks)],
         timers=timers,
         interrupt=InterruptFlag(job.host_group),
     )
