@@ -70,4 +70,3 @@ def fixed_rollout_side() -> RolloutSide:
     """What ``build_rollout_side`` would return."""
     sampling = SamplingSettings(n=SAMPLES_PER_PROMPT, max_new_tokens=WIDTH)
     return RolloutSide(engine=None, generator=FixedGenerator(), sampling=sampling, validation_sampling=sampling)  # type: ignore[arg-type]
-

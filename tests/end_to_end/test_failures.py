@@ -33,9 +33,7 @@ def test_failing_rank_ends_the_job(task: str, fault: str, code: int, last: str, 
     pairs = f"sft.train_files=['{assets / 'pairs.jsonl'}']"
     settings = overrides(assets, "trainer.n_gpus_per_node=2", pairs, "sft.batch_size=4")
     moment = tmp_path / "moment"
-    command = start(
-        tmp_path, task, *settings, module="tests.end_to_end.faulty_worker", FAULT=fault, FAULT_FILE=str(moment)
-    )
+    command = start(tmp_path, task, *settings, module="tests.end_to_end.faulty_worker", FAULT=fault, FAULT_FILE=str(moment))
     assert command.finish() == code, command.output
     assert time.time() - float(moment.read_text()) < WITHIN_S
     explanation = command.output[command.output.rindex("error: rank") :]

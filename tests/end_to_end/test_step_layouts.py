@@ -11,6 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.validate import validate
+from megatron_rl.config.world import with_world
 from megatron_rl.data.byte_tokenizer import write_byte_tokenizer
 from tests.end_to_end.fixed_rollouts import NUM_PROMPTS, SAMPLES_PER_PROMPT
 from tests.end_to_end.policies import write_policy
@@ -19,10 +22,10 @@ from tests.support.distributed import run_distributed
 
 VOCAB_SIZE = 269
 """Above the tokenizer's 259 ids and a prime, so that no degree divides it."""
-PLAIN = (1, ())
+ONE_BY_ONE = ("actor.use_dynamic_bsz=false", "actor.ppo_micro_batch_size_per_gpu=1")
 CASES = {
-    "one_rank": PLAIN,
-    "micro_batches_of_1": (1, ("actor.use_dynamic_bsz=false", "critic.use_dynamic_bsz=false")),
+    "one_rank": (1, ()),
+    "micro_batches_of_1": (1, (*ONE_BY_ONE, *(key.replace("actor", "critic") for key in ONE_BY_ONE))),
     "packs_of_40": (1, ("actor.ppo_max_token_len_per_gpu=40", "critic.ppo_max_token_len_per_gpu=40")),
     "tp2": (2, ("actor.parallel.tensor=2", "critic.parallel.pipeline=2")),
     "pp2": (2, ("actor.parallel.pipeline=2", "critic.parallel.tensor=2")),
@@ -41,7 +44,7 @@ RECUT = (
 RECUT_CASES = {
     "recut": (1, (*RECUT, "actor.ppo_max_token_len_per_gpu=40")),
     "recut_tp2": (2, (*RECUT, "actor.parallel.tensor=2", "actor.recompute.granularity=full", "critic.parallel.tensor=2")),
-    "recut_pp2_dp2": (4, (*RECUT, "actor.parallel.pipeline=2", "actor.use_dynamic_bsz=false")),
+    "recut_pp2_dp2": (4, (*RECUT, "actor.parallel.pipeline=2", *ONE_BY_ONE)),
 }
 OPTIMIZER = ("eps=0.1", "lr=0.05", "lr_warmup_steps=0")
 """With the usual tiny epsilon Adam would turn rounding noise in tiny gradients into full-size steps."""
@@ -49,6 +52,12 @@ ALGORITHMS = {
     "grpo": ("algorithm=grpo", "actor.use_kl_loss=true", "actor.kl_loss_coef=0.1", "actor.entropy_coeff=0.01"),
     "ppo": ("algorithm=ppo", "algorithm.lam=0.9", "algorithm.use_kl_in_reward=true", "actor.loss_agg_mode=seq-mean-token-mean"),
 }
+
+
+def _config(world_size: int, overrides: list[str]) -> RunConfig:
+    config = compose_run(overrides)
+    assert not validate(config, task="train", world_size=world_size)
+    return with_world(config, world_size, 0)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +74,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def of_world(world_size: int) -> list[dict[str, StepAnswer]]:
         configs = {
-            f"{algorithm}-{case}": compose_run(
+            f"{algorithm}-{case}": _config(
+                world_size,
                 [
                     "experiment=tiny_cpu",
                     *choice,
@@ -81,7 +91,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory):
                     "critic.parallel.pipeline=1",
                     *(f"{role}.optim.{setting}" for role in ("actor", "critic") for setting in OPTIMIZER),
                     *overrides,
-                ]
+                ],
             )
             for algorithm, choice in ALGORITHMS.items()
             for case, (needed, overrides) in {**CASES, **RECUT_CASES}.items()

@@ -110,7 +110,6 @@ def _records(run: Run) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in record.items() if not name.startswith(NOT_REPEATABLE)}
         for record in read_metrics(run.run_dir / "metrics.jsonl")
-        if record["step"] != 0
     ]
 
 
@@ -155,7 +154,7 @@ def test_rewards_and_responses_stay_with_their_prompts(name: str, runs, endings)
 def test_still_run_keeps_weights_and_agreement(runs, endings) -> None:
     for rank in endings:
         assert rank["still"].state["weights"] == rank["still"].start_weights
-        assert not rank["still"].warnings
+        assert not any("rollout_corr/" in text for text in rank["still"].warnings)
     for record in _records(runs["still"]):
         assert record["rollout_corr/logprob_diff_max"] < 1e-4
         assert record["actor/max_ratio_deviation"] < 1e-6
@@ -164,8 +163,8 @@ def test_still_run_keeps_weights_and_agreement(runs, endings) -> None:
 
 
 def test_healthy_run_agrees_with_the_engine(runs, endings) -> None:
-    assert max(record["rollout_corr/logprob_diff_max"] for record in _records(runs["grpo_straight"])) < 1e-3
-    assert not endings[0]["grpo_straight"].warnings
+    assert max(record["rollout_corr/logprob_diff_max"] for record in _records(runs["grpo_straight"])) < 1e-4
+    assert not any("rollout_corr/" in text for text in endings[0]["grpo_straight"].warnings)
 
 
 @pytest.mark.parametrize("fault", ["skip_one_sync", "perturb_one_layer", "keep_prefix_cache"])
