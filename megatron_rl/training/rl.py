@@ -61,7 +61,9 @@ def train(job: Job) -> int:
         export_actor(job, parts.state.roles["actor"], job.run_dir / HF_FOLDER)
     if job.is_main:
         plot_learning_curve(
-            job.run_dir / METRICS_FILE, job.run_dir / "learning_curve.png", f"{config.trainer.experiment_name}, {config.algorithm.name}"
+            job.run_dir / METRICS_FILE,
+            job.run_dir / "learning_curve.png",
+            f"{config.trainer.experiment_name}, {config.algorithm.name}",
         )
     return code
 
