@@ -67,10 +67,7 @@ class HeadInputs:
 def bench_head(bench: Bench, size: HeadSize) -> None:
     """All variants of one size."""
     inputs = HeadInputs.draw(size, bench.device)
-    cut = inputs.hidden.detach()[:4096]
-    one_product = partial(torch.mm, cut, inputs.weight.detach().T)
-    share = cut.shape[0] / size.tokens
-    bench.measure(f"{size.case}: one product of a cut", "cuBLAS", one_product, Work("matmul", size.flops * share))
+    _bench_products(bench, size, inputs)
     work = Work("matmul", 3 * size.flops)
     for name, step in _variants(bench, inputs).items():
         bench.measure(size.case, name, step, work, prepare=inputs.clear)
@@ -79,6 +76,20 @@ def bench_head(bench: Bench, size: HeadSize) -> None:
         bench.measure(size.case.replace("fwd+bwd", "fwd"), "linear_logprob", scored, Work("matmul", size.flops))
         unfused = partial(_unfused_logprobs, inputs)
         bench.measure(size.case.replace("fwd+bwd", "fwd"), "torch, f32 logits", unfused, Work("matmul", size.flops))
+
+
+def _bench_products(bench: Bench, size: HeadSize, inputs: HeadInputs) -> None:
+    """The products a step is made of, alone: what no version can go below."""
+    hidden, weight = inputs.hidden.detach()[:4096], inputs.weight.detach()
+    work = Work("matmul", size.flops * hidden.shape[0] / size.tokens)
+    case = f"products of {hidden.shape[0]} tokens, h{size.hidden}"
+    grads = torch.randn(hidden.shape[0], size.vocab, device=bench.device).to(hidden.dtype)
+    bench.measure(case, "logits, bf16", lambda: hidden @ weight.T, work)
+    if bench.device.type == "cuda":
+        bench.measure(case, "logits, f32", lambda: torch.mm(hidden, weight.T, out_dtype=torch.float32), work)
+        bench.measure(case, "hidden gradient, f32", lambda: torch.mm(grads, weight, out_dtype=torch.float32), work)
+    total = torch.zeros_like(weight)
+    bench.measure(case, "weight gradient, added in bf16", lambda: total.addmm_(grads.T, hidden), work)
 
 
 def sweep_head(bench: Bench, size: HeadSize) -> None:

@@ -16,7 +16,7 @@ def _block_moments(x_N, mask_N, moments_P3, num_cells, BLOCK: tl.constexpr):
     at = program * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_cells
     counted = inside & (tl.load(mask_N + at, mask=inside, other=0) != 0)
-    x = tl.load(x_N + at, mask=counted, other=0.0).to(tl.float64)
+    x = tl.where(counted, tl.load(x_N + at, mask=inside, other=0.0).to(tl.float64), 0.0)
     count = tl.sum(counted.to(tl.float64), axis=0)
     mean = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
     distance = tl.where(counted, x - mean, 0.0)
@@ -30,7 +30,7 @@ def _shift_and_scale(x_N, mask_N, moments_3, output_N, num_cells, BLOCK: tl.cons
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_cells
     counted = inside & (tl.load(mask_N + at, mask=inside, other=0) != 0)
-    distance = tl.load(x_N + at, mask=counted, other=0.0).to(tl.float64) - tl.load(moments_3)
+    distance = tl.load(x_N + at, mask=inside, other=0.0).to(tl.float64) - tl.load(moments_3)
     floor = tl.load(moments_3 + 1)
     whitened = tl.where(counted & (tl.abs(distance) > floor), distance * tl.load(moments_3 + 2), 0.0)
     # A NaN is no smaller than the floor, nor larger: keep it.

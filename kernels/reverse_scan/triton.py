@@ -68,8 +68,8 @@ def _gae_row(
         counted = inside & (tl.load(mask_BT + row + at, mask=inside, other=0) != 0)
         # What lies behind an end must not come through: the step is then constant.
         opened = tl.where(inside & (tl.load(ends_BT + row + at, mask=inside, other=0) != 0), 0.0, 1.0).to(tl.float64)
-        rewards = tl.load(rewards_BT + row + at, mask=counted, other=0.0).to(tl.float64)
-        values = tl.load(values_BT + row + at, mask=counted, other=0.0).to(tl.float64)
+        rewards = tl.where(counted, tl.load(rewards_BT + row + at, mask=inside, other=0.0).to(tl.float64), 0.0)
+        values = tl.where(counted, tl.load(values_BT + row + at, mask=inside, other=0.0).to(tl.float64), 0.0)
         a = tl.where(counted, gamma_lam, 1.0) * opened
         b = tl.where(counted, gamma, 0.0) * opened
         c = rewards - values

@@ -36,6 +36,12 @@ def _kl_and_slope(difference, KIND: tl.constexpr):
 
 
 @triton.jit
+def _load(values_T, at, inside, counted):
+    """0 where not counted. Loading under ``counted`` would split vector loads into single elements."""
+    return tl.where(counted, tl.load(values_T + at, mask=inside, other=0.0), 0.0)
+
+
+@triton.jit
 def _token_loss(
     logprobs_T,
     old_logprobs_T,
@@ -63,12 +69,11 @@ def _token_loss(
     program = tl.program_id(0).to(tl.int64)
     at = program * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_tokens
-    # Cells outside the mask are never loaded: whatever they hold cannot spread.
     counted = inside & (tl.load(mask_T + at, mask=inside, other=0) != 0)
-    weights = tl.load(weights_T + at, mask=counted, other=0.0)
-    advantages = tl.load(advantages_T + at, mask=counted, other=0.0)
-    logprobs = tl.load(logprobs_T + at, mask=counted, other=0.0)
-    raw = logprobs - tl.load(old_logprobs_T + at, mask=counted, other=0.0)
+    weights = _load(weights_T, at, inside, counted)
+    advantages = _load(advantages_T, at, inside, counted)
+    logprobs = _load(logprobs_T, at, inside, counted)
+    raw = logprobs - _load(old_logprobs_T, at, inside, counted)
     log_ratio = tl.where(raw > 20.0, 20.0, tl.where(raw < -20.0, -20.0, raw))
     ratio = tl.exp(log_ratio)
     bounded_ratio = tl.where(ratio > highest_ratio, highest_ratio, tl.where(ratio < lowest_ratio, lowest_ratio, ratio))
@@ -85,20 +90,20 @@ def _token_loss(
         slope = tl.where(lower, 0.0, slope)
     surrogate_weights = weights
     if IMPORTANCE:
-        surrogate_weights = weights * tl.load(importance_T + at, mask=counted, other=0.0)
+        surrogate_weights = weights * _load(importance_T, at, inside, counted)
     surrogate = tl.sum(surrogate_weights * loss, axis=0)
     grad = surrogate_weights * slope
     total = surrogate
     row = sums_PS + program * 8
     if KL > 0:
-        kl, kl_slope = _kl_and_slope(logprobs - tl.load(ref_logprobs_T + at, mask=counted, other=0.0), KL)
+        kl, kl_slope = _kl_and_slope(logprobs - _load(ref_logprobs_T, at, inside, counted), KL)
         total += kl_coeff * tl.sum(weights * kl, axis=0)
         grad += kl_coeff * weights * kl_slope
         tl.store(row + 3, tl.sum(kl, axis=0))
     else:
         tl.store(row + 3, 0.0)
     if ENTROPY:
-        entropy = tl.sum(weights * tl.load(entropy_T + at, mask=counted, other=0.0), axis=0)
+        entropy = tl.sum(weights * _load(entropy_T, at, inside, counted), axis=0)
         total -= entropy_coeff * entropy
         tl.store(grad_entropy_T + at, -entropy_coeff * weights, mask=inside)
         tl.store(row + 2, entropy)

@@ -37,22 +37,35 @@ def _type_of(value: Any) -> str:
     return "i32" if abs(value) < 2**31 else "i64"
 
 
+def _source(kernel: Any, values: dict[str, Any]) -> Any:
+    """What a launch with these arguments compiles: 1 becomes a constant, multiples of 16 and pointers are marked."""
+    from triton.compiler import ASTSource
+
+    constants, signature, marks = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            constants[parameter.name], signature[parameter.name] = value, "constexpr"
+            continue
+        signature[parameter.name] = _type_of(value)
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            marks[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, marks)
+
+
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels compiled so far; launches compile instead of running."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
     names: list[str] = []
 
     def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         options = {key: kwargs.pop(key) for key in ("num_warps", "num_stages") if key in kwargs}
-        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        constants = {p.name: bound[p.name] for p in self.params if p.is_constexpr}
-        signature = {p.name: "constexpr" if p.is_constexpr else _type_of(bound[p.name]) for p in self.params}
-        triton.compile(ASTSource(self, signature, constants), target=GPUTarget(*H200), options=options)
+        values = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        triton.compile(_source(self, values), target=GPUTarget(*H200), options=options)
         names.append(self.__name__)
 
     monkeypatch.setattr(JITFunction, "run", compile_instead)
