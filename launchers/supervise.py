@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import select
@@ -17,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from launchers.failure import first_failure
+
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_CODE_REQUEUE = 85
 """Exit code of ranks that saved because they were told to stop; no failure."""
@@ -24,7 +25,6 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 _AGENT_REPORT = re.compile(rb"^E\d{4} [\d:.]+ .*failed \(exitcode", re.MULTILINE)
 """First line of torchrun's own account of a failure: forty lines that go to the log, ours goes to the console."""
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
 def run_supervised(command: list[str], environment: Mapping[str, str], logs_dir: Path) -> int:
@@ -130,31 +130,9 @@ def _chunks(child: subprocess.Popen[bytes], stream: IO[bytes]) -> Iterator[bytes
 def _explained(code: int, tail: list[str], logs_dir: Path) -> int:
     if code == 0:
         return 0
-    text = "\n".join(tail)
-    found = _ROOT_CAUSE.search(text)
-    if found is None:
+    failure = first_failure("\n".join(tail))
+    if failure is None:
         return code if code > 0 else 128 - code
-    rank, rank_code = int(found[1]), int(found[2])
-    if rank_code != EXIT_CODE_REQUEUE:
-        print(_first_failure(rank, rank_code, logs_dir), file=sys.stderr)
-    return rank_code if rank_code > 0 else 128 - rank_code
-
-
-def _first_failure(rank: int, code: int, logs_dir: Path) -> str:
-    """Headline, then the failing rank's traceback, or the last lines of its log where it could not leave one."""
-    ended = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    lines = [f"error: rank {rank} failed first ({ended}); all output is in {logs_dir}"]
-    lines += [f"  rank {rank} | {line}" for line in _last_words(rank, logs_dir)[-20:] if line.strip()]
-    return "\n".join(lines)
-
-
-def _last_words(rank: int, logs_dir: Path) -> list[str]:
-    """From what the worker recorded for torchrun, else from the rank's log; rank 0's is the console itself."""
-    folders = sorted(logs_dir.glob(f"*/attempt_0/{rank}"), key=lambda path: path.stat().st_mtime)
-    if not folders:
-        return []
-    recorded, log = folders[-1] / "error.json", folders[-1] / "stderr.log"
-    if recorded.exists():
-        text: str = json.loads(recorded.read_text())["message"]["extraInfo"]["py_callstack"]
-        return text.splitlines()
-    return log.read_text(errors="replace").splitlines() if log.exists() else []
+    if failure.exit_code != EXIT_CODE_REQUEUE:
+        print(failure.explained(logs_dir), file=sys.stderr)
+    return failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code

@@ -1,0 +1,68 @@
+"""Which rank failed first and what it said, from the console log of torchrun and what the ranks left beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+CONSOLE_LOG = "console.log"
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_TAIL_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The rank that failed first. Example: ``RankFailure(rank=1, exit_code=7)``."""
+
+    rank: int
+    exit_code: int
+    """Negative = killed by that signal."""
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words."""
+        return f"exit code {self.exit_code}" if self.exit_code > 0 else f"killed by {signal.Signals(-self.exit_code).name}"
+
+    def explained(self, logs_dir: Path) -> str:
+        """Headline, then the rank's traceback, or the last lines of its log where it could not leave one."""
+        lines = [f"error: rank {self.rank} failed first ({self.ended}); all output is in {logs_dir}"]
+        lines += [f"  rank {self.rank} | {line}" for line in _last_words(self.rank, logs_dir)[-20:] if line.strip()]
+        return "\n".join(lines)
+
+
+def first_failure(console: str) -> RankFailure | None:
+    """What torchrun's report names as the root cause; None where there is no report."""
+    found = _ROOT_CAUSE.search(console)
+    return None if found is None else RankFailure(int(found[1]), int(found[2]))
+
+
+def failure_line(logs_dir: Path) -> str:
+    """One line on why a job ended: the first failing rank and its last line; empty where nothing was left."""
+    console = logs_dir / CONSOLE_LOG
+    text = _tail(console) if console.exists() else ""
+    failure = first_failure(text)
+    if failure is None:
+        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    said = [line.strip() for line in _last_words(failure.rank, logs_dir) if line.strip()]
+    return f"rank {failure.rank} ({failure.ended})" + (f": {said[-1]}" if said else "")
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _last_words(rank: int, logs_dir: Path) -> list[str]:
+    """From what the worker recorded for torchrun, else from the rank's log; rank 0's is the console itself."""
+    folders = sorted(logs_dir.glob(f"*/attempt_0/{rank}"), key=lambda path: path.stat().st_mtime)
+    if not folders:
+        return []
+    recorded, log = folders[-1] / "error.json", folders[-1] / "stderr.log"
+    if recorded.exists():
+        text: str = json.loads(recorded.read_text())["message"]["extraInfo"]["py_callstack"]
+        return text.splitlines()
+    return log.read_text(errors="replace").splitlines() if log.exists() else []
