@@ -106,7 +106,7 @@ class TrainerConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Compute dtype; auto = bfloat16 on GPU.")
     total_training_steps: PositiveInt | None = Field(None, description="Steps; null = total_epochs over the data.")
     total_epochs: PositiveInt = Field(1, description="Passes over the prompts where total_training_steps is null.")
-    save_freq: int = Field(-1, description="Save every so many steps and at the end; -1 = never.")
+    save_freq: int = Field(-1, description="Save every so many steps and at the end; -1 = only when a signal stops the run.")
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null = keep all.")
     save_hf_at_end: bool = Field(False, description="Export the final policy as a Hugging Face folder.")
     test_freq: int = Field(-1, description="Validate every so many steps; -1 = never.")

@@ -48,6 +48,10 @@ class TrainingLoop:
 
     def run(self) -> int:
         """Train; returns the process exit code (0, or ``EXIT_CODE_REQUEUE`` after a signal)."""
+        with self._parts.interrupt:
+            return self._run()
+
+    def _run(self) -> int:
         parts = self._parts
         start = parts.state.resume()
         parts.trainer.weight_sync.push(version=start)
@@ -55,7 +59,7 @@ class TrainingLoop:
             parts.logger.log(0, self._validate(0))
         for callback in parts.callbacks:
             callback.on_train_begin(start, self._total_steps)
-        with parts.logger.progress(start, self._total_steps), parts.interrupt:
+        with parts.logger.progress(start, self._total_steps):
             step, interrupted = self._steps(start)
         for callback in parts.callbacks:
             callback.on_train_end(step)
@@ -77,7 +81,8 @@ class TrainingLoop:
             result = parts.trainer.step(step, parts.stream.next_batch())
             self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
-            if self._saves(step, last or interrupted):
+            # Whatever save_freq says: the exit code of an interrupted run promises that it can go on.
+            if self._saves(step, last) or (interrupted and not last):
                 with parts.timers("save_checkpoint"):
                     parts.state.save(step)
         metrics = merge([result.metrics, parts.timers.flush()])
@@ -110,9 +115,9 @@ class TrainingLoop:
             return {}
         return self._parts.validator.run(policy_version=self._parts.trainer.weight_sync.version)
 
-    def _saves(self, step: int, ending: bool) -> bool:
+    def _saves(self, step: int, last: bool) -> bool:
         every = self._config.save_freq
-        return every > 0 and (ending or step % every == 0)
+        return every > 0 and (last or step % every == 0)
 
     def _tests(self, step: int, last: bool) -> bool:
         every = self._config.test_freq
