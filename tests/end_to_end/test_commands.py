@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.run_files import read_run_config
 from megatron_rl.observability.sinks import read_metrics
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE
 from tests.end_to_end.commands import Command, abandoned_segments, run, start
 from tests.end_to_end.policies import load_policy
 from tests.end_to_end.tiny_assets import NUM_ROWS, overrides, write_assets
@@ -64,14 +64,14 @@ def tuned(workplace: Path) -> Path:
 def test_sft_leaves_metrics_and_a_loadable_policy(tuned: Path) -> None:
     records = read_metrics(tuned / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
-    assert {"sft/loss", "grad_norm", "timing_s/step", "perf/tokens_per_second"} <= records[0].keys()
+    assert {"sft/loss", "sft/grad_norm", "timing_s/step", "perf/tokens_per_second"} <= records[0].keys()
     load_policy(tuned / "hf_checkpoint")
     assert (tuned / "hf_checkpoint" / "tokenizer.json").exists()
 
 
 def test_generate_answers_every_prompt(workplace: Path, tuned: Path) -> None:
     target = workplace / "answers.jsonl"
-    settings = overrides(workplace, f"model.path='{tuned / 'hf_checkpoint'}'", "rollout.n=2")
+    settings = overrides(workplace, f"model.path='{tuned / 'hf_checkpoint'}'", "rollout.n=2", "generate.split=train")
     run(workplace, "generate", *settings, f"generate.output_file='{target}'", "trainer.experiment_name=sampling")
     records = [json.loads(line) for line in target.read_text().splitlines()]
     assert [record["prompt"] for record in records] == [f"number {i // 2}" for i in range(2 * NUM_ROWS)]
@@ -80,7 +80,8 @@ def test_generate_answers_every_prompt(workplace: Path, tuned: Path) -> None:
 
 
 def test_evaluate_reports_pass_at_k(workplace: Path, tuned: Path) -> None:
-    settings = overrides(workplace, f"model.path='{tuned / 'hf_checkpoint'}'", "rollout.val_kwargs.n=4", "generate.split=train")
+    settings = overrides(workplace, f"model.path='{tuned / 'hf_checkpoint'}'", "rollout.val_kwargs.n=4")
+    settings.append(f"data.val_files=['{workplace / 'prompts.jsonl'}']")
     output = run(workplace, "evaluate", *settings, "trainer.experiment_name=grading", "trainer.n_gpus_per_node=2")
     found = json.loads((_latest(workplace, "grading") / "evaluation.json").read_text())
     assert found.keys() == {"val/reward/mean", "val/accuracy/mean", "val/num_prompts", "val/pass@1", "val/pass@2", "val/pass@4"}

@@ -31,7 +31,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_failing_rank_ends_the_job(task: str, fault: str, code: int, last: str, assets: Path, tmp_path: Path) -> None:
     before = abandoned_segments()
     pairs = f"sft.train_files=['{assets / 'pairs.jsonl'}']"
-    settings = overrides(assets, "trainer.n_gpus_per_node=2", pairs, "sft.batch_size=4")
+    settings = overrides(assets, "trainer.n_gpus_per_node=2", pairs, "sft.batch_size=4", "generate.split=train")
     moment = tmp_path / "moment"
     command = start(tmp_path, task, *settings, module="tests.end_to_end.faulty_worker", FAULT=fault, FAULT_FILE=str(moment))
     assert command.finish() == code, command.output
@@ -48,7 +48,7 @@ def test_broken_reward_on_one_rank_ends_the_job(assets: Path, tmp_path: Path) ->
     command = start(
         tmp_path,
         "evaluate",
-        *overrides(assets, "trainer.n_gpus_per_node=2"),
+        *overrides(assets, "trainer.n_gpus_per_node=2", f"data.val_files=['{assets / 'prompts.jsonl'}']"),
         "reward.function=tests.end_to_end.rewards:broken_on_rank_1",
     )
     assert command.finish() != 0

@@ -87,6 +87,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory):
                     f"data.train_batch_size={NUM_PROMPTS}",
                     f"rollout.n={SAMPLES_PER_PROMPT}",
                     "rollout.temperature=0.9",
+                    "trainer.test_freq=-1",
                     "actor.parallel.tensor=1",
                     "critic.parallel.pipeline=1",
                     *(f"{role}.optim.{setting}" for role in ("actor", "critic") for setting in OPTIMIZER),

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.validate import validate
 from megatron_rl.config.world import with_world
 from megatron_rl.observability.sinks import read_metrics
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE
 from tests.end_to_end.policies import write_policy
 from tests.end_to_end.training_sessions import Ending, Run, train_all
 from tests.support.distributed import run_distributed
@@ -69,6 +69,7 @@ def _config(folder: Path, name: str, *overrides: str, callbacks: tuple[str, ...]
             "trainer.total_training_steps=10",
             "trainer.save_freq=100",
             "trainer.save_hf_at_end=false",
+            "trainer.test_freq=-1",
             "trainer.log_samples=16",
             f"trainer.callbacks=[{listed}]",
             *overrides,
@@ -85,7 +86,8 @@ def _runs(folder: Path) -> dict[str, Run]:
     runs = {}
     for name, algorithm in (("grpo", GRPO), ("ppo", PPO)):
         runs[f"{name}_straight"] = Run(_config(folder, f"{name}_straight", *algorithm), folder / f"{name}_straight_run")
-        stopped = _config(folder, f"{name}_halves", *algorithm, callbacks=(STOP,))
+        # Without a word about saving: what stops by a signal must be able to go on.
+        stopped = _config(folder, f"{name}_halves", *algorithm, "trainer.save_freq=-1", callbacks=(STOP,))
         runs[f"{name}_stopped"] = Run(stopped, folder / f"{name}_stopped_run")
         runs[f"{name}_resumed"] = Run(_config(folder, f"{name}_halves", *algorithm), folder / f"{name}_resumed_run")
     runs["still"] = Run(_config(folder, "still", *STILL, "trainer.save_freq=-1"), folder / "still_run")

@@ -37,5 +37,6 @@ def overrides(folder: Path, *more: str) -> list[str]:
         "rollout.max_num_seqs=16",
         "reward.function=tests.end_to_end.rewards:spread",
         "trainer.save_hf_at_end=false",
+        "trainer.test_freq=-1",
         *more,
     ]
