@@ -42,13 +42,23 @@ def cut_messages(pieces: Iterable[Piece], max_elements: int) -> tuple[Message, .
     return tuple(messages)
 
 
-def schedule_rounds(transfers: Sequence[Transfer], max_elements: int) -> tuple[Round, ...]:
+@dataclass(slots=True)
+class Schedule:
+    """Rounds, and the elements that each rank sends and receives in each of them."""
+
+    rounds: tuple[Round, ...]
+    sent: dict[int, list[int]]
+    """Rank -> elements by round; rounds beyond the list are empty."""
+    received: dict[int, list[int]]
+
+
+def schedule_rounds(transfers: Sequence[Transfer], max_elements: int) -> Schedule:
     """Place each transfer in the first round in which its sender's and its receiver's slot have room.
 
     Order: by distance on the ring of ranks, so that in one round all ranks send to different peers.
     """
     if not transfers:
-        return ()
+        return Schedule((), {}, {})
     size = 1 + max(max(t.source_rank, t.destination_rank) for t in transfers)
     ordered = sorted(transfers, key=lambda t: ((t.destination_rank - t.source_rank) % size, t.source_rank))
     senders: defaultdict[int, _Slots] = defaultdict(_Slots)
@@ -62,47 +72,40 @@ def schedule_rounds(transfers: Sequence[Transfer], max_elements: int) -> tuple[R
         number = _first_fit(sender, receiver, max_elements - needed)
         sender.fill(number, needed, full)
         receiver.fill(number, needed, full)
-        rounds.extend([] for _ in range(number + 1 - len(rounds)))
+        while number >= len(rounds):
+            rounds.append([])
         rounds[number].append(transfer)
-    return tuple(tuple(transfers) for transfers in rounds)
+    return Schedule(
+        tuple(tuple(transfers) for transfers in rounds),
+        {rank: slots.loads for rank, slots in senders.items()},
+        {rank: slots.loads for rank, slots in receivers.items()},
+    )
 
 
 @dataclass(slots=True)
 class _Slots:
-    """How full the slots of one rank and direction are, round by round; rounds beyond the lists are empty."""
+    """How full the slots of one rank and direction are, round by round; rounds beyond the list are empty."""
 
     loads: list[int] = field(default_factory=list)
-    skip: list[int] = field(default_factory=list)
-    """Where to look on: the round itself while it is open, some later round once it is full."""
-
-    def open_from(self, number: int) -> int:
-        """First open round from ``number`` on."""
-        skip = self.skip
-        while number < len(skip) and skip[number] != number:
-            after = skip[number]
-            if after < len(skip):
-                skip[number] = skip[after]
-            number = after
-        return number
-
-    def load(self, number: int) -> int:
-        return self.loads[number] if number < len(self.loads) else 0
+    closed: int = 0
+    """Bit ``i``: round ``i`` is full. An integer as a set, so that the first open round is one machine operation away."""
 
     def fill(self, number: int, elements: int, full: int) -> None:
-        if number >= len(self.loads):
-            self.skip.extend(range(len(self.skip), number + 1))
-            self.loads.extend([0] * (number + 1 - len(self.loads)))
-        self.loads[number] += elements
-        if self.loads[number] >= full:
-            self.skip[number] = number + 1
+        loads = self.loads
+        if number >= len(loads):
+            loads.extend([0] * (number + 1 - len(loads)))
+        loads[number] += elements
+        if loads[number] >= full:
+            self.closed |= 1 << number
 
 
 def _first_fit(sender: _Slots, receiver: _Slots, room: int) -> int:
     """First round in which neither side holds more than ``room`` elements."""
-    number = 0
+    open_rounds = ~(sender.closed | receiver.closed)
+    sent, received = sender.loads, receiver.loads
     while True:
-        number = sender.open_from(number)
-        later = receiver.open_from(number)
-        if later == number and sender.load(number) <= room and receiver.load(number) <= room:
+        lowest = open_rounds & -open_rounds
+        number = lowest.bit_length() - 1
+        if (number >= len(sent) or sent[number] <= room) and (number >= len(received) or received[number] <= room):
             return number
-        number = number + 1 if later == number else later
+        open_rounds ^= lowest
