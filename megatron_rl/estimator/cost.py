@@ -41,6 +41,8 @@ class RankedStrategy:
     peak_mem_gib: float
     peak_phase: str
     step_s: float
+    phase_seconds: Mapping[str, float]
+    """Of one step."""
     time_per_epoch: float
     """Hours."""
     total_gpu_hours: float

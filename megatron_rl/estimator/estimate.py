@@ -21,7 +21,6 @@ from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.estimator.pools import make_pools
 from megatron_rl.estimator.presets import preset_model
 from megatron_rl.estimator.ranking import Plan, Prices, rank_row, undominated, why_not
-from megatron_rl.estimator.step_time import phase_seconds
 from megatron_rl.estimator.strategies import Limits, Pins, Pool, Search, Strategy
 from megatron_rl.estimator.workload import limits_of, pins_of, workload_of
 
@@ -54,6 +53,7 @@ def estimate(config: RunConfig, request: Request) -> CostEstimate:
     Raises:
         ConfigError: what was asked cannot be, naming the key and the nearest names.
     """
+    _check_counts(request)
     workload = workload_of(
         config,
         num_prompts=request.num_prompts,
@@ -77,6 +77,20 @@ def estimate(config: RunConfig, request: Request) -> CostEstimate:
         rows.append(_fsdp_row(searches[0], best, workload, prices))
     advice = "" if best.fits and best.untrainable is None else _smallest_fit(searches)
     return _answer(config, workload, searches, best, rows, rejected, prices, advice)
+
+
+def _check_counts(request: Request) -> None:
+    counts = {
+        "num_gpus": request.num_gpus,
+        "dataset_size": request.num_prompts,
+        "prompt_tokens": request.prompt_tokens,
+        "response_tokens": request.response_tokens,
+    }
+    problems = [
+        f"{key}={count}: must be a whole number above 0" for key, count in counts.items() if count is not None and count < 1
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:
@@ -172,7 +186,7 @@ def _answer(
         alternatives=tuple(rows[1:]),
         rejected=tuple(rejected),
         memory_gib=tuple(_pool_memory(strategy) for strategy in best.strategies),
-        step_seconds=phase_seconds([s.times for s in best.strategies], best.other_frac),
+        step_seconds=best.phases,
         time_parts=tuple((t.phase, t.role, t.component, t.seconds) for s in best.strategies for t in s.times),
         sync=sync_line(best.strategies[0]),
         assumptions=assumption_lines(config, workload, prices, pools),

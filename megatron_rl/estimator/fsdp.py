@@ -40,7 +40,7 @@ def fsdp_memory(deployment: Deployment, resident: PhaseMemory) -> tuple[PhaseMem
             working = update_working_bytes(deployment, role, 0, num_micro_batches=1)
         else:
             working = scoring_working_bytes(deployment, role, True)
-        activations = MemoryPart(role.name, "activations", working)
+        activations = MemoryPart(role.name, "working memory", working)
         phases.append(PhaseMemory(_PHASE_OF_ROLE[role.name], (*kept, gathered, activations)))
     return tuple(phases)
 

@@ -62,9 +62,11 @@ def _role_parts(deployment: Deployment, phase: Phase, last: bool, num_micro_batc
         yield from state_parts(deployment, role, stage, phase)
         if phase == f"update {role.name}":
             working = update_working_bytes(deployment, role, stage, num_micro_batches)
-            yield MemoryPart(role.name, "activations", working)
+            yield MemoryPart(role.name, "working memory", working)
     if phase == "scoring":
-        yield MemoryPart("all roles", "activations", max(scoring_working_bytes(deployment, r, last) for r in deployment.roles))
+        yield MemoryPart(
+            "all roles", "working memory", max(scoring_working_bytes(deployment, r, last) for r in deployment.roles)
+        )
     if phase == "switch-over":
         yield MemoryPart("engine", "transfer budget", deployment.sync_budget_bytes)
 

@@ -11,7 +11,7 @@ from megatron_rl.estimator.catalogue import find_gpu
 from megatron_rl.estimator.deployment import RoleName, Workload
 from megatron_rl.estimator.strategies import Pool
 
-_COUNTED = re.compile(r"^(\d+)\s*x\s*(.+)$")
+_COUNTED = re.compile(r"^([1-9]\d*)\s*x\s*(.+)$")
 
 
 def roles_of(workload: Workload) -> tuple[RoleName, ...]:

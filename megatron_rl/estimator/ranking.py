@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,11 @@ class Prices:
         by_name = {find_gpu(name, "price_per_hour").name: float(price) for name, price in named.items()}
         if isinstance(given, float | int):
             by_name = {pool.gpu.name: float(given) for pool in pools}
-        wrong = [f"price_per_hour={price:g}: must be above 0 USD per GPU hour" for price in by_name.values() if price <= 0]
+        wrong = [
+            f"price_per_hour={price:g}: must be a number above 0, in USD per GPU hour"
+            for price in by_name.values()
+            if not 0 < price < math.inf
+        ]
         if wrong:
             raise ConfigError(wrong)
         cards = {pool.gpu.name: pool.gpu for pool in pools}
@@ -175,6 +180,7 @@ def rank_row(plan: Plan, best: Plan, workload: Workload, prices: Prices) -> Rank
         peak_mem_gib=plan.peak_bytes / GIB,
         peak_phase=plan.fullest[1].phase,
         step_s=plan.step_s,
+        phase_seconds=plan.phases,
         time_per_epoch=hours(plan.step_s, workload.steps_per_epoch),
         total_gpu_hours=gpu_hours(plan.step_s, workload.total_steps, num_gpus),
         cost=prices.cost(plan, total_h),

@@ -48,14 +48,14 @@ def test_phase_memory_of_the_update_matches_hand_computed() -> None:
         "actor weights": 2 * COUNT,
         "actor gradients": 4 * COUNT,
         "actor optimizer": 12 * COUNT,
-        "actor activations": kept + head,
+        "actor working memory": kept + head,
     }
 
 
 def test_phase_memory_of_the_rollout_matches_hand_computed() -> None:
     found = sizes(phases(small_deployment())["rollout"])
     assert found["engine workspace"] == max(32 * 2 * (3 * 16 + 4 * 8), 4 * 64 * 4 * 3)
-    assert "actor activations" not in found and "engine transfer budget" not in found
+    assert "actor working memory" not in found and "engine transfer budget" not in found
 
 
 def test_phase_memory_shards_the_optimizer_over_data_parallel_ranks_only() -> None:
@@ -77,7 +77,7 @@ def test_phase_memory_counts_each_role_once() -> None:
     found = sizes(phases(small_deployment(roles=roles))["update critic"])
     assert found["critic weights"] == 2 * (COUNT + 8)  # tied: the value head is all a critic adds
     assert found["reference weights"] == 2 * COUNT
-    assert "reference gradients" not in found and "actor activations" not in found
+    assert "reference gradients" not in found and "actor working memory" not in found
 
 
 RESIDENT = {
