@@ -98,6 +98,9 @@ def sweep_head(bench: Bench, size: HeadSize) -> None:
     for tokens, rows in product(LOSS_TOKENS, LOSS_ROWS):
         step = partial(token_loss_step, inputs, Tiling(tokens, rows), False)
         bench.measure(size.case, f"linear_token_loss {tokens}x{rows}", step, work, repeats=3, prepare=inputs.clear)
+    for tokens in LOSS_TOKENS:
+        step = partial(token_loss_step, inputs, Tiling(tokens, 8192), False, half_logits=True)
+        bench.measure(size.case, f"half linear_token_loss {tokens}x8192", step, work, repeats=3, prepare=inputs.clear)
     for tokens, rows in RECOMPUTE_TILES:
         tiling = Tiling(tokens, rows)
         bench.measure(
@@ -121,6 +124,7 @@ def _variants(bench: Bench, inputs: HeadInputs) -> dict[str, Callable[[], object
         "torch, f32 logits": lambda: (_unfused_logprobs(inputs) * inputs.factors).sum().backward(),
         "linear_token_loss": partial(token_loss_step, inputs, None, False),
         "linear_token_loss + entropy": partial(token_loss_step, inputs, None, True),
+        "half linear_token_loss": partial(token_loss_step, inputs, None, False, half_logits=True),
         "linear_logprob": lambda: recompute_loss(inputs, None, False).backward(),
         "linear_logprob + entropy": lambda: recompute_loss(inputs, None, True).backward(),
         "vocab_logprob, chunked torch": lambda: _chunked(inputs).backward(),
@@ -153,7 +157,7 @@ def recompute_loss(inputs: HeadInputs, tiling: Tiling | None, with_entropy: bool
     return total if entropy is None else total + (entropy * inputs.factors).sum()
 
 
-def token_loss_step(inputs: HeadInputs, tiling: Tiling | None, with_entropy: bool) -> None:
+def token_loss_step(inputs: HeadInputs, tiling: Tiling | None, with_entropy: bool, half_logits: bool = False) -> None:
     """The same loss inside ``linear_token_loss``, forward and backward."""
 
     def loss(tokens: slice, logprobs: Tensor, entropy: Tensor | None) -> Tensor:
@@ -169,6 +173,7 @@ def token_loss_step(inputs: HeadInputs, tiling: Tiling | None, with_entropy: boo
         with_entropy=with_entropy,
         group=None,
         tiling=tiling,
+        half_logits=half_logits,
     ).backward()
 
 

@@ -149,10 +149,12 @@ def _head_checks(name: str, hidden: Tensor, weight: Tensor, tiling: Tiling) -> I
         assert y is not None
         return (x * upstream[0, tokens]).sum() + (y * upstream[1, tokens]).sum()
 
-    leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
-    linear_token_loss_triton(*leaves, targets, differentiated(loss), **arguments).backward()
-    grads = [(a.grad, b.grad) for a, b in zip(leaves, exact, strict=True)]
-    yield Check(f"linear_token_loss gradients {name}", _worst(grads), TOLERANCES[hidden.dtype])
+    for half in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+        linear_token_loss_triton(*leaves, targets, differentiated(loss), **arguments, half_logits=half).backward()
+        grads = [(a.grad, b.grad) for a, b in zip(leaves, exact, strict=True)]
+        label = "linear_token_loss half logits" if half else "linear_token_loss"
+        yield Check(f"{label} gradients {name}", _worst(grads), TOLERANCES[hidden.dtype] * (2 if half else 1))
 
 
 def _far_rows(device: torch.device) -> Check:

@@ -150,7 +150,7 @@ def _against_peers(bench: Bench, size: HeadSize) -> dict[str, float]:
     rows = [row for row in bench.rows if row.case == size.case]
     peer, unfused = best(rows, "liger-kernel"), best(rows, "torch, f32 logits")
     found: dict[str, float] = {}
-    for op in ("linear_token_loss", "linear_logprob"):
+    for op in ("linear_token_loss", "half linear_token_loss", "linear_logprob"):
         mine = best(rows, op)
         if mine and mine.ms and peer and peer.ms:
             found[f"{op} speedup over liger"] = round(peer.ms / mine.ms, 3)

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from kernels.linear_logprob.products import add_product, product_f32
 from kernels.linear_logprob.stats import RowStats, combine
 from kernels.linear_logprob.tiles import Tiling, Workspace, wide_tiling
-from kernels.linear_logprob.triton import absorb_tile, differentiate_kept, new_stats
+from kernels.linear_logprob.triton import absorb_tile, differentiate_kept, new_stats, scale_in_place
 
 ROW_ALIGNMENT = 64
 """Kept rows start at multiples of this many elements, as the matrix units want."""
@@ -55,67 +55,78 @@ def differentiated(loss: Callable[[slice, Tensor, Tensor | None], Tensor]) -> To
     return token_loss
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Everything but tensors."""
+
+    token_loss: TokenLoss
+    temperature: float
+    with_entropy: bool
+    group: ProcessGroup | None
+    tiling: Tiling
+    half_logits: bool
+
+
 class _Cuts:
     """Buffers and running gradients of one call."""
 
-    def __init__(
-        self,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        targets_N: Tensor,
-        temperature: float,
-        tiling: Tiling,
-        with_weight: bool,
-    ) -> None:
-        self.hidden_NH, self.weight_VH, self.targets_N = hidden_NH, weight_VH, targets_N
-        self.temperature, self.tiling = temperature, tiling
-        device, (num_rows, _) = hidden_NH.device, weight_VH.shape
+    def __init__(self, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, options: _Options, with_weight: bool) -> None:
+        self.hidden_NH, self.weight_VH, self.targets_N, self.options = hidden_NH, weight_VH, targets_N, options
+        device, dtype, (num_rows, num_hidden) = hidden_NH.device, hidden_NH.dtype, weight_VH.shape
+        tiling, self.half_logits = options.tiling, options.half_logits
         self.row_cuts = tiling.row_cuts(num_rows)
         cut = min(tiling.num_tokens, hidden_NH.shape[0])
-        self._logits = Workspace(cut * min(tiling.num_rows, num_rows), torch.float32, device)
         stride = -(-num_rows // ROW_ALIGNMENT) * ROW_ALIGNMENT
-        self._kept = torch.empty(cut, stride, dtype=hidden_NH.dtype, device=device)[:, :num_rows]
+        self._kept = torch.empty(cut, stride, dtype=dtype, device=device)[:, :num_rows]
+        self._logits = Workspace(0 if self.half_logits else cut * min(tiling.num_rows, num_rows), torch.float32, device)
         self._shift = Workspace(len(self.row_cuts) * cut, torch.float32, device)
-        self._total = torch.empty(cut, hidden_NH.shape[1], dtype=torch.float32, device=device)
+        self._total = torch.empty(cut, num_hidden, dtype=torch.float32, device=device)
         self.grad_hidden_NH = torch.zeros_like(hidden_NH)
         self.grad_weight_VH = torch.zeros_like(weight_VH) if with_weight else None
 
-    def forward(self, tokens: slice, with_entropy: bool) -> Tensor:
+    def forward(self, tokens: slice) -> Tensor:
         """Fill the kept logits of a cut; its statistics ``[4, C]``."""
         hidden_CH = self.hidden_NH[tokens]
-        stats_4C = new_stats(hidden_CH.shape[0], hidden_CH.device)
-        shift_KC = self._shift.tile(len(self.row_cuts), hidden_CH.shape[0])
+        num_tokens = hidden_CH.shape[0]
+        stats_4C = new_stats(num_tokens, hidden_CH.device)
+        kept_CV, shift_KC = self._kept[:num_tokens], self._shift.tile(len(self.row_cuts), num_tokens)
         for tile, rows in enumerate(self.row_cuts):
-            logits_CR = self._logits.tile(hidden_CH.shape[0], rows.stop - rows.start)
-            product_f32(hidden_CH, self.weight_VH[rows].T, logits_CR)
+            weight_HR = self.weight_VH[rows].T
+            if self.half_logits:
+                logits_CR = kept_CV[:, rows]
+                torch.mm(hidden_CH, weight_HR, out=logits_CR)
+            else:
+                logits_CR = self._logits.tile(num_tokens, rows.stop - rows.start)
+                product_f32(hidden_CH, weight_HR, logits_CR)
             absorb_tile(
                 logits_CR,
                 self.targets_N[tokens],
                 stats_4C,
                 first_row=rows.start,
-                temperature=self.temperature,
-                with_entropy=with_entropy,
-                kept_CV=self._kept,
-                shift_C=shift_KC[tile],
+                temperature=self.options.temperature,
+                with_entropy=self.options.with_entropy,
+                kept_CV=None if self.half_logits else kept_CV,
+                shift_C=None if self.half_logits else shift_KC[tile],
             )
         return stats_4C
 
     def backward(self, tokens: slice, stats: RowStats, upstream: TokenGradients) -> None:
         """Add the gradients of the cut whose logits are kept."""
-        hidden_CH = self.hidden_NH[tokens]
         if not self.row_cuts:
             return
+        hidden_CH = self.hidden_NH[tokens]
         kept_CV, total_CH = self._kept[: hidden_CH.shape[0]], self._total[: hidden_CH.shape[0]]
+        shift_KC = None if self.half_logits else self._shift.tile(len(self.row_cuts), hidden_CH.shape[0])
         differentiate_kept(
             kept_CV,
-            self._shift.tile(len(self.row_cuts), hidden_CH.shape[0]),
+            shift_KC,
             self.targets_N[tokens],
             stats.log_total_N,
             stats.entropy_N,
             upstream.grad_logprobs_C.contiguous(),
             None if upstream.grad_entropy_C is None else upstream.grad_entropy_C.contiguous(),
-            tile_rows=self.tiling.num_rows,
-            temperature=self.temperature,
+            tile_rows=self.options.tiling.num_rows,
+            temperature=self.options.temperature,
         )
         product_f32(kept_CV, self.weight_VH, total_CH)
         self.grad_hidden_NH[tokens] = total_CH
@@ -125,34 +136,29 @@ class _Cuts:
 
 class _LinearTokenLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        targets_N: Tensor,
-        token_loss: TokenLoss,
-        temperature: float,
-        with_entropy: bool,
-        group: ProcessGroup | None,
-        tiling: Tiling,
-    ) -> Tensor:
-        cuts = _Cuts(hidden_NH, weight_VH, targets_N, temperature, tiling, ctx.needs_input_grad[1])
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, options: _Options) -> Tensor:
+        cuts = _Cuts(hidden_NH, weight_VH, targets_N, options, ctx.needs_input_grad[1])
         loss = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
-        for tokens in tiling.token_cuts(hidden_NH.shape[0]):
-            stats = combine(cuts.forward(tokens, with_entropy), group)
-            upstream = token_loss(tokens, stats.logprobs_N, stats.entropy_N if with_entropy else None)
+        for tokens in options.tiling.token_cuts(hidden_NH.shape[0]):
+            stats = combine(cuts.forward(tokens), options.group)
+            upstream = options.token_loss(tokens, stats.logprobs_N, stats.entropy_N if options.with_entropy else None)
             loss += upstream.loss
             cuts.backward(tokens, stats, upstream)
         ctx.save_for_backward(cuts.grad_hidden_NH, cuts.grad_weight_VH)
+        ctx.used = False
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
         # In place: the gradients belong to this op, and a second copy of the weight's would double the peak.
-        if grad_weight_VH is not None:
-            grad_weight_VH.mul_(grad_loss)
-        return grad_hidden_NH.mul_(grad_loss), grad_weight_VH, None, None, None, None, None, None
+        if ctx.used:
+            raise RuntimeError("linear_token_loss: its gradients are handed out once; run the forward pass again")
+        ctx.used = True
+        grads = ctx.saved_tensors
+        for grad in grads:
+            if grad is not None:
+                scale_in_place(grad, grad_loss)
+        return *grads, None, None
 
 
 def linear_token_loss_triton(
@@ -165,17 +171,10 @@ def linear_token_loss_triton(
     with_entropy: bool,
     group: ProcessGroup | None,
     tiling: Tiling | None = None,
+    half_logits: bool = False,
 ) -> Tensor:
     """See :func:`kernels.linear_logprob.linear_token_loss`."""
     tiling = tiling or wide_tiling(hidden_NH.shape[0], weight_VH.shape[0], hidden_NH.element_size())
-    loss: Tensor = _LinearTokenLoss.apply(
-        hidden_NH.contiguous(),
-        weight_VH.contiguous(),
-        targets_N.contiguous(),
-        token_loss,
-        temperature,
-        with_entropy,
-        group,
-        tiling,
-    )
+    options = _Options(token_loss, temperature, with_entropy, group, tiling, half_logits)
+    loss: Tensor = _LinearTokenLoss.apply(hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), options)
     return loss

@@ -15,6 +15,7 @@ LOWEST = -1.0e30
 """Stands for minus infinity where a difference of two of them must not be NaN."""
 MAX_TILE_ROWS = 8192
 """A tile's row is held in registers as a whole."""
+SCALE_BLOCK = 8192
 
 
 @triton.jit
@@ -29,6 +30,7 @@ def _absorb_tile(
     shift_C,
     first_row,
     num_rows,
+    logits_stride,
     kept_stride,
     scale,
     KEEP: tl.constexpr,
@@ -38,8 +40,8 @@ def _absorb_tile(
     position = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < num_rows
-    row = logits_CR + position * num_rows
-    logits = tl.where(inside, tl.load(row + columns, mask=inside, other=0.0) * scale, -1.0e30)
+    row = logits_CR + position * logits_stride
+    logits = tl.where(inside, tl.load(row + columns, mask=inside, other=0.0).to(tl.float32) * scale, -1.0e30)
     old_top = tl.load(top_C + position)
     top = tl.maximum(old_top, tl.max(logits, axis=0))
     shifted = logits - top
@@ -53,7 +55,7 @@ def _absorb_tile(
     tl.store(top_C + position, top)
     local = tl.load(targets_C + position) - first_row
     owned = (local >= 0) & (local < num_rows)
-    tl.store(picked_C + position, tl.load(row + local, mask=owned, other=0.0) * scale, mask=owned)
+    tl.store(picked_C + position, tl.load(row + local, mask=owned, other=0.0).to(tl.float32) * scale, mask=owned)
     if KEEP:
         tl.store(shift_C + position, top)
         kept = kept_CV + position * kept_stride + first_row + columns
@@ -99,6 +101,16 @@ def _differentiate(
     tl.store(grad + position * grad_stride + columns, (result * grad_scale).to(grad.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _scale(values_N, factor, num_values, BLOCK: tl.constexpr):
+    by = tl.load(factor)
+    if by != 1.0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < num_values
+        scaled = tl.load(values_N + at, mask=inside, other=0.0).to(tl.float32) * by
+        tl.store(values_N + at, scaled.to(values_N.dtype.element_ty), mask=inside)
+
+
 def _num_warps(block: int) -> int:
     return max(1, min(8, block // 512))
 
@@ -120,7 +132,7 @@ def absorb_tile(
     0 there, where half precision is finest.
 
     Args:
-        logits_CR: f32, contiguous, before the temperature.
+        logits_CR: before the temperature, unit stride along R; f32, or the hidden states' dtype where that is good enough.
         targets_C: i64 rows of this rank; elsewhere out of ``[0, V)``.
         stats_4C: f32, see stats.py; updated.
         first_row: V index of the tile's first column.
@@ -139,6 +151,7 @@ def absorb_tile(
         stats_4C if shift_C is None else shift_C,
         first_row,
         num_rows,
+        logits_CR.stride(0),
         0 if kept_CV is None else kept_CV.stride(0),
         1.0 / temperature,
         KEEP=kept_CV is not None,
@@ -188,7 +201,7 @@ def differentiate_tile(
 
 def differentiate_kept(
     kept_CV: Tensor,
-    shift_KC: Tensor,
+    shift_KC: Tensor | None,
     targets_C: Tensor,
     log_total_C: Tensor,
     entropy_C: Tensor,
@@ -198,12 +211,16 @@ def differentiate_kept(
     tile_rows: int,
     temperature: float,
 ) -> None:
-    """Turn kept logits into the gradient of the logits before the temperature, in place; tiles of ``tile_rows`` columns."""
+    """Turn kept logits into the gradient of the logits before the temperature, in place.
+
+    ``shift_KC`` is what tiles of ``tile_rows`` columns were stored relative to, temperature applied; None = the columns
+    hold plain logits, temperature not applied.
+    """
     num_positions, num_rows = kept_CV.shape
     assert tile_rows == triton.next_power_of_2(tile_rows)
     _differentiate[(num_positions, triton.cdiv(num_rows, tile_rows))](
         kept_CV,
-        shift_KC,
+        log_total_C if shift_KC is None else shift_KC,
         targets_C,
         log_total_C,
         entropy_C,
@@ -215,13 +232,20 @@ def differentiate_kept(
         num_positions,
         kept_CV.stride(0),
         kept_CV.stride(0),
-        1.0,
+        1.0 / temperature if shift_KC is None else 1.0,
         1.0 / temperature,
-        SHIFTED=True,
+        SHIFTED=shift_KC is not None,
         ENTROPY=grad_entropy_C is not None,
         BLOCK=tile_rows,
         num_warps=_num_warps(tile_rows),
     )
+
+
+def scale_in_place(values: Tensor, factor: Tensor) -> None:
+    """``values *= factor``, f32 scalar; where it is 1 nothing is read, written or waited for."""
+    assert values.is_contiguous() and factor.dtype == torch.float32
+    if values.numel() > 0:
+        _scale[(triton.cdiv(values.numel(), SCALE_BLOCK),)](values, factor, values.numel(), BLOCK=SCALE_BLOCK)
 
 
 def new_stats(num_positions: int, device: torch.device) -> Tensor:

@@ -83,9 +83,10 @@ def test_linear_logprob_compiles(dtype: torch.dtype, compiled: list[str]) -> Non
     arguments = {"temperature": 0.7, "with_entropy": True, "group": None}
     logprobs, entropy = linear_logprob_triton(hidden, weight, targets, **arguments)
     (logprobs.sum() + entropy.sum()).backward()
-    loss = linear_token_loss_triton(hidden, weight, targets, differentiated(lambda _, a, b: (a + b).sum()), **arguments)
-    loss.backward()
-    assert set(compiled) == {"_absorb_tile", "_differentiate"}
+    loss = differentiated(lambda _, a, b: (a + b).sum())
+    for half in (False, True):
+        linear_token_loss_triton(hidden, weight, targets, loss, **arguments, half_logits=half).backward()
+    assert set(compiled) == {"_absorb_tile", "_differentiate", "_scale"}
 
 
 def test_token_loss_compiles(compiled: list[str]) -> None:

@@ -120,6 +120,42 @@ def test_linear_token_loss_matches_reference(
     assert_close(case.weight.grad, 2.0 * exact.weight.grad, dtype)
 
 
+def test_linear_token_loss_with_half_logits_matches_reference(device: torch.device) -> None:
+    """Values and gradients are those of logits rounded to bf16, the statistics f32."""
+    from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
+    from kernels.linear_logprob.tiles import Tiling
+
+    case = make_case(7, 100, 16, HALF, device)
+    exact, _, _, wanted = reference(case, with_entropy=True)
+    loss = linear_token_loss_triton(
+        case.hidden,
+        case.weight,
+        case.targets,
+        differentiated(case.loss),
+        temperature=TEMPERATURE,
+        with_entropy=True,
+        group=None,
+        tiling=Tiling(4, 64),
+        half_logits=True,
+    )
+    loss.backward()
+    assert_close(loss, wanted, HALF)
+    assert_close(case.hidden.grad, exact.hidden.grad, torch.bfloat16)
+    assert_close(case.weight.grad, exact.weight.grad, torch.bfloat16)
+
+
+def test_linear_token_loss_gives_gradients_once(device: torch.device) -> None:
+    from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
+
+    case = make_case(1, 6, 4, SINGLE, device)
+    loss = linear_token_loss_triton(
+        case.hidden, case.weight, case.targets, differentiated(case.loss), temperature=1.0, with_entropy=False, group=None
+    )
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        loss.backward()
+
+
 def test_linear_logprob_with_frozen_weight_matches_reference(device: torch.device) -> None:
     from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
     from kernels.linear_logprob.recompute import linear_logprob_triton
