@@ -33,13 +33,22 @@ def _whole_shape(parameter: Tensor, rows: int | None, tensor: int) -> tuple[int,
     return tuple(shape)
 
 
-def _shard(whole: Tensor, parameter: Tensor, rank: int, tensor: int) -> Tensor:
-    """This rank's part. A stride of 2 (gate and up stacked) cuts each half on its own."""
+def _sections(name: str, parameter: Tensor, model: ModelConfig, extent: int) -> list[int]:
+    """Extents along the cut dim of the tensors stacked in a parameter, each of which is cut on its own."""
+    if name.endswith("linear_qkv.weight"):
+        key = model.num_key_value_heads * model.kv_channels
+        return [extent - 2 * key, key, key]
+    stride: int = parameter.partition_stride
+    return [extent // stride] * stride
+
+
+def _shard(name: str, whole: Tensor, parameter: Tensor, model: ModelConfig, rank: int, tensor: int) -> Tensor:
+    """This rank's part."""
     if not parameter.tensor_model_parallel:
         return whole
-    dim, stride = parameter.partition_dim, parameter.partition_stride
-    pieces = whole.chunk(tensor * stride, dim=dim)
-    return torch.cat(pieces[rank::tensor], dim=dim)
+    dim = parameter.partition_dim
+    sections = whole.split(_sections(name, parameter, model, whole.shape[dim]), dim=dim)
+    return torch.cat([section.chunk(tensor, dim=dim)[rank] for section in sections], dim=dim)
 
 
 def initialise(parameters: Mapping[str, torch.nn.Parameter], model: ModelConfig, groups: RoleGroups, seed: int) -> None:
@@ -75,4 +84,4 @@ def _draw(name: str, parameter: Tensor, model: ModelConfig, seed: int, rank: int
     if is_vocab:
         padding = parameter.shape[0] * tensor - model.vocab_size
         whole = torch.nn.functional.pad(whole, (0, 0, 0, padding))
-    return _shard(whole, parameter, rank, tensor)
+    return _shard(name, whole, parameter, model, rank, tensor)

@@ -34,8 +34,10 @@ def cut_rule(
     parts = [shapes[name] for name in rule.parts]
     match rule.cut:
         case Cut.REPLICATED:
+            at = 0
             for part in parts:
-                yield _rows(part, 0, part.shape[0], rule.local, 0)
+                yield _rows(part, 0, part.shape[0], rule.local, at)
+                at += part.shape[0]
         case Cut.VOCAB:
             first, last = place.of(padded_vocab)
             if first < model.vocab_size:
@@ -50,8 +52,9 @@ def cut_rule(
                 at += last - first
         case Cut.STACKED_HEADS:
             yield from _stacked_heads(parts, rule.local, model, place)
-        case Cut.GROUPED_HEADS:
-            yield from _grouped_heads(parts, rule.local, model, place)
+        case Cut.ACTOR_HEADS:
+            divides = model.num_key_value_heads % place.size == 0
+            yield from (_stacked_heads if divides else _grouped_heads)(parts, rule.local, model, place)
 
 
 def _rows(tensor: LogicalTensor, first: int, last: int, buffer: str, at_row: int) -> Fragment:
@@ -81,7 +84,7 @@ def _stacked_heads(parts: list[LogicalTensor], buffer: str, model: ModelConfig, 
 
 
 def _grouped_heads(parts: list[LogicalTensor], buffer: str, model: ModelConfig, place: Slice) -> Iterator[Fragment]:
-    """Megatron-Core's order. With more ranks than groups a group's rows are cut evenly, even inside a head."""
+    """Megatron-Core's own order, where ranks outnumber groups: a group's rows are cut evenly, even inside a head."""
     head, groups = model.kv_channels, model.num_key_value_heads
     heights = (model.num_attention_heads // groups * head, head, head)
     first, last = place.of(sum(heights) * groups)

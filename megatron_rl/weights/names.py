@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.model import MlaConfig, ModelConfig, MoeConfig
 from megatron_rl.resharding.spec import LogicalTensor
 
 MegatronSpec = Literal["local", "te"]
@@ -30,17 +30,23 @@ _EXPERT = "mlp.experts.{expert}."
 _EXPERT_GATE_UP = ("gate_proj.weight", "up_proj.weight")
 _EXPERT_DOWN = "down_proj.weight"
 ROUTER = "mlp.gate.weight"
+ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
+SHARED_GATE_UP_WEIGHTS = ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight")
+SHARED_DOWN_WEIGHT = "mlp.shared_experts.down_proj.weight"
+LATENT_DOWN_WEIGHTS = ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
+LATENT_UP_WEIGHTS = ("self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight")
+LATENT_NORMS = ("self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight")
 
 
 class Cut(Enum):
     """How tensor-parallel rank ``r`` of ``t`` holds the tensors of a rule."""
 
-    REPLICATED = "the whole tensor"
+    REPLICATED = "every part whole, one below the other"
     VOCAB = "rows r of t of the padded vocabulary"
     COLUMNS = "columns r of t"
     STACKED_ROWS = "rows r of t of every part, one part below the other"
-    GROUPED_HEADS = "rows r of t of all key/value groups in turn, each as [its query heads; its key head; its value head]"
     STACKED_HEADS = "[own query heads; own key heads; own value heads], key/value heads replicated where t exceeds them"
+    ACTOR_HEADS = "as STACKED_HEADS while t divides the key/value heads; beyond, Megatron-Core's groups [q.. k v] cut evenly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,8 @@ class Rule:
 _MEGATRON_LAYER = "decoder.layers.{layer}."
 _MEGATRON_LAYER_RULES = (
     Rule("input_layernorm.weight", ("input_layernorm.weight",), Cut.REPLICATED),
-    Rule("self_attention.linear_qkv.weight", QKV_WEIGHTS, Cut.GROUPED_HEADS),
-    Rule("self_attention.linear_qkv.bias", QKV_BIASES, Cut.GROUPED_HEADS),
+    Rule("self_attention.linear_qkv.weight", QKV_WEIGHTS, Cut.ACTOR_HEADS),
+    Rule("self_attention.linear_qkv.bias", QKV_BIASES, Cut.ACTOR_HEADS),
     Rule("self_attention.q_layernorm.weight", ("self_attn.q_norm.weight",), Cut.REPLICATED),
     Rule("self_attention.k_layernorm.weight", ("self_attn.k_norm.weight",), Cut.REPLICATED),
     Rule("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), Cut.COLUMNS),
@@ -73,15 +79,27 @@ _MEGATRON_LAYER_RULES = (
     Rule("mlp.linear_fc1.weight", GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
     Rule("mlp.linear_fc2.weight", (DOWN_WEIGHT,), Cut.COLUMNS),
     Rule("mlp.router.weight", (ROUTER,), Cut.REPLICATED),
+    Rule("mlp.router.expert_bias", (ROUTER_BIAS,), Cut.REPLICATED),
+    Rule("mlp.shared_experts.linear_fc1.weight", SHARED_GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
+    Rule("mlp.shared_experts.linear_fc2.weight", (SHARED_DOWN_WEIGHT,), Cut.COLUMNS),
+    Rule("self_attention.linear_q_down_proj.weight", LATENT_DOWN_WEIGHTS[:1], Cut.STACKED_ROWS),
+    Rule("self_attention.linear_kv_down_proj.weight", LATENT_DOWN_WEIGHTS[1:], Cut.STACKED_ROWS),
+    Rule("self_attention.q_layernorm.weight", LATENT_NORMS[:1], Cut.REPLICATED),
+    Rule("self_attention.kv_layernorm.weight", LATENT_NORMS[1:], Cut.REPLICATED),
+    Rule("self_attention.linear_q_up_proj.weight", LATENT_UP_WEIGHTS[:1], Cut.STACKED_ROWS),
+    Rule("self_attention.linear_kv_up_proj.weight", LATENT_UP_WEIGHTS[1:], Cut.STACKED_ROWS),
 )
 _MEGATRON_EXPERT_NAMES = {
     "local": ("mlp.experts.local_experts.{expert}.linear_fc1.weight", "mlp.experts.local_experts.{expert}.linear_fc2.weight"),
     "te": ("mlp.experts.linear_fc1.weight{expert}", "mlp.experts.linear_fc2.weight{expert}"),
 }
-_TE_LOCAL_NAMES = {
-    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
-    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+_TE_FUSED_NORMS = {
+    "input_layernorm.weight": ("self_attention.linear_qkv.layer_norm_weight", QKV_WEIGHTS[0]),
+    "pre_mlp_layernorm.weight": ("mlp.linear_fc1.layer_norm_weight", GATE_UP_WEIGHTS[0]),
+    "self_attention.q_layernorm.weight": ("self_attention.linear_q_up_proj.layer_norm_weight", LATENT_UP_WEIGHTS[0]),
+    "self_attention.kv_layernorm.weight": ("self_attention.linear_kv_up_proj.layer_norm_weight", LATENT_UP_WEIGHTS[1]),
 }
+"""Local name of a norm -> (its name inside the linear after it, a tensor of that linear): fused where the layer has it."""
 _VLLM_LAYER_RULES = (
     Rule("input_layernorm.weight", ("input_layernorm.weight",), Cut.REPLICATED),
     Rule("self_attn.qkv_proj.weight", QKV_WEIGHTS, Cut.STACKED_HEADS),
@@ -93,6 +111,12 @@ _VLLM_LAYER_RULES = (
     Rule("mlp.gate_up_proj.weight", GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
     Rule("mlp.down_proj.weight", (DOWN_WEIGHT,), Cut.COLUMNS),
     Rule("mlp.gate.weight", (ROUTER,), Cut.REPLICATED),
+    Rule(ROUTER_BIAS, (ROUTER_BIAS,), Cut.REPLICATED),
+    Rule("mlp.shared_experts.gate_up_proj.weight", SHARED_GATE_UP_WEIGHTS, Cut.STACKED_ROWS),
+    Rule(SHARED_DOWN_WEIGHT, (SHARED_DOWN_WEIGHT,), Cut.COLUMNS),
+    Rule("self_attn.fused_qkv_a_proj.weight", LATENT_DOWN_WEIGHTS, Cut.REPLICATED),
+    *(Rule(name, (name,), Cut.REPLICATED) for name in LATENT_NORMS),
+    *(Rule(name, (name,), Cut.STACKED_ROWS) for name in LATENT_UP_WEIGHTS),
 )
 _VLLM_EXPERT_NAMES = ("mlp.experts.routed_experts.w13_weight", "mlp.experts.routed_experts.w2_weight")
 
@@ -107,8 +131,20 @@ def megatron_layer_rules(model: ModelConfig, layer: int, spec: MegatronSpec = "l
     """Rules of one decoder layer under Megatron-Core's names, routed experts left out; ``layer`` is the global index."""
     rules = _present(_MEGATRON_LAYER_RULES, model, layer)
     if spec == "te":
-        rules = tuple(Rule(_TE_LOCAL_NAMES.get(r.local, r.local), r.parts, r.cut) for r in rules)
+        rules = _as_transformer_engine(rules)
     return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in rules)
+
+
+def _as_transformer_engine(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Norms go into the linear after them; the projections to latent space are whole on every rank."""
+    present = {part for rule in rules for part in rule.parts}
+    renamed = []
+    for rule in rules:
+        fused, owner = _TE_FUSED_NORMS.get(rule.local, (rule.local, ""))
+        local = fused if owner in present else rule.local
+        whole = set(rule.parts) <= set(LATENT_DOWN_WEIGHTS)
+        renamed.append(Rule(local, rule.parts, Cut.REPLICATED if whole else rule.cut))
+    return tuple(renamed)
 
 
 def megatron_expert_rules(model: ModelConfig, layer: int, expert: int, spec: MegatronSpec = "local") -> tuple[Rule, ...]:
@@ -131,10 +167,19 @@ def vllm_expert_rules(model: ModelConfig, layer: int, expert: int) -> tuple[Rule
     return tuple(rule.at_layer(layer, _LAYER) for rule in _expert_rules(*_VLLM_EXPERT_NAMES, expert))
 
 
-def vllm_end_rules(model: ModelConfig) -> tuple[Rule, ...]:
-    """Rules of what lies outside the layers."""
-    ends = (Rule(EMBEDDING, (EMBEDDING,), Cut.VOCAB), Rule(FINAL_NORM, (FINAL_NORM,), Cut.REPLICATED))
-    return ends if model.tie_word_embeddings else (*ends, Rule(LM_HEAD, (LM_HEAD,), Cut.VOCAB))
+def vllm_end_rules(model: ModelConfig, *, first: bool = True, last: bool = True) -> tuple[Rule, ...]:
+    """Rules of what lies outside the layers on the first or the last pipeline stage, or on the only one.
+
+    A tied model has its embedding on both.
+    """
+    rules = []
+    if first or (last and model.tie_word_embeddings):
+        rules.append(Rule(EMBEDDING, (EMBEDDING,), Cut.VOCAB))
+    if last:
+        rules.append(Rule(FINAL_NORM, (FINAL_NORM,), Cut.REPLICATED))
+    if last and not model.tie_word_embeddings:
+        rules.append(Rule(LM_HEAD, (LM_HEAD,), Cut.VOCAB))
+    return tuple(rules)
 
 
 def has_experts(model: ModelConfig, layer: int) -> bool:
@@ -162,10 +207,19 @@ def logical_tensors(model: ModelConfig) -> tuple[LogicalTensor, ...]:
 
 
 def _layer_shapes(model: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    _require_known(model)
-    hidden, inner, head = model.hidden_size, model.intermediate_size, model.kv_channels
-    query, key = model.num_attention_heads * head, model.num_key_value_heads * head
+    hidden = model.hidden_size
     yield "input_layernorm.weight", (hidden,)
+    yield from _attention_shapes(model) if model.mla is None else _latent_attention_shapes(model, model.mla)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if model.moe is not None and has_experts(model, layer):
+        yield from _moe_shapes(model, model.moe)
+    else:
+        yield from _mlp_shapes(GATE_UP_WEIGHTS, DOWN_WEIGHT, model.intermediate_size, hidden)
+
+
+def _attention_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, head = model.hidden_size, model.kv_channels
+    query, key = model.num_attention_heads * head, model.num_key_value_heads * head
     for weight, bias, rows in zip(QKV_WEIGHTS, QKV_BIASES, (query, key, key), strict=True):
         yield weight, (rows, hidden)
         if model.qkv_bias:
@@ -174,14 +228,34 @@ def _layer_shapes(model: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[i
         yield "self_attn.q_norm.weight", (head,)
         yield "self_attn.k_norm.weight", (head,)
     yield "self_attn.o_proj.weight", (hidden, query)
-    yield "post_attention_layernorm.weight", (hidden,)
-    if has_experts(model, layer):
-        assert model.moe is not None
-        yield ROUTER, (model.moe.num_experts, hidden)
-    else:
-        for name in GATE_UP_WEIGHTS:
-            yield name, (inner, hidden)
-        yield DOWN_WEIGHT, (hidden, inner)
+
+
+def _latent_attention_shapes(model: ModelConfig, mla: MlaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Multi-head latent attention: queries and key/values go down to a latent vector and up again, head by head."""
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    ranks = (mla.q_lora_rank, mla.kv_lora_rank)
+    up_rows = (mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.qk_nope_head_dim + mla.v_head_dim)
+    for name, rows in zip(LATENT_DOWN_WEIGHTS, (ranks[0], ranks[1] + mla.qk_rope_head_dim), strict=True):
+        yield name, (rows, hidden)
+    yield from ((name, (rank,)) for name, rank in zip(LATENT_NORMS, ranks, strict=True))
+    for name, rows, rank in zip(LATENT_UP_WEIGHTS, up_rows, ranks, strict=True):
+        yield name, (heads * rows, rank)
+    yield "self_attn.o_proj.weight", (hidden, heads * mla.v_head_dim)
+
+
+def _moe_shapes(model: ModelConfig, moe: MoeConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Router and shared experts. DeepSeek-V3 balances its experts by a bias on the router's scores."""
+    yield ROUTER, (moe.num_experts, model.hidden_size)
+    if model.architecture == "deepseek_v3":
+        yield ROUTER_BIAS, (moe.num_experts,)
+    if moe.num_shared_experts:
+        inner = moe.num_shared_experts * moe.expert_intermediate_size
+        yield from _mlp_shapes(SHARED_GATE_UP_WEIGHTS, SHARED_DOWN_WEIGHT, inner, model.hidden_size)
+
+
+def _mlp_shapes(gate_up: tuple[str, ...], down: str, inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from ((name, (inner, hidden)) for name in gate_up)
+    yield down, (hidden, inner)
 
 
 def _expert_shapes(model: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -205,11 +279,3 @@ def _present(rules: tuple[Rule, ...], model: ModelConfig, layer: int) -> tuple[R
     """Rules whose checkpoint tensors this layer has."""
     names = {name for name, _ in _layer_shapes(model, layer)}
     return tuple(rule for rule in rules if names.issuperset(rule.parts))
-
-
-def _require_known(model: ModelConfig) -> None:
-    if model.mla is not None or (model.moe is not None and model.moe.num_shared_experts):
-        raise ValueError(
-            f"model.architecture={model.architecture}: weight names are known for Llama, Qwen2, Qwen3 and Qwen3-MoE; "
-            "latent attention (model.mla) and shared experts (model.moe.num_shared_experts) are not planned yet"
-        )

@@ -19,10 +19,12 @@ def _of(fragments: tuple[Fragment, ...], buffer: str) -> list[tuple[str, int, in
     return [(f.tensor, f.start[0], f.stop[0], f.offset // f.strides[0]) for f in fragments if f.buffer == buffer]
 
 
-def test_megatron_layout_orders_qkv_by_group() -> None:
-    """4 query heads of 4 rows in 2 groups, TP1: [q q k v] twice."""
-    rows = _of(megatron_layout(tiny_model(), ParallelLayout(), 256)(0), QKV)
-    assert rows == [(Q, 0, 8, 0), (K, 0, 4, 8), (V, 0, 4, 12), (Q, 8, 16, 16), (K, 4, 8, 24), (V, 4, 8, 28)]
+def test_megatron_layout_stacks_qkv_as_the_engine_does() -> None:
+    """4 query heads of 4 rows in 2 groups: [Q; K; V] of the rank's own heads."""
+    whole = _of(megatron_layout(tiny_model(), ParallelLayout(), 256)(0), QKV)
+    assert whole == [(Q, 0, 16, 0), (K, 0, 8, 16), (V, 0, 8, 24)]
+    half = _of(megatron_layout(tiny_model(), ParallelLayout(tensor=2), 256)(1), QKV)
+    assert half == [(Q, 8, 16, 0), (K, 4, 8, 8), (V, 4, 8, 12)]
 
 
 def test_megatron_layout_splits_group_over_ranks() -> None:

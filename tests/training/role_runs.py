@@ -14,7 +14,7 @@ from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.types.batches import MicroBatch
 from tests.support.tiny_models import ragged_batch, tiny_model
 
-_CUT_DIM = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv.weight": 0, "linear_qkv.bias": 0}
+_CUT_DIM = {"linear_proj.weight": 1, "linear_fc2.weight": 1}
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,10 @@ def _join(name: str, shards: list[np.ndarray], model: ModelConfig) -> np.ndarray
     if name.endswith("linear_fc1.weight"):
         halves = [np.split(shard, 2) for shard in shards]
         whole = np.concatenate([half[0] for half in halves] + [half[1] for half in halves])
+    elif "linear_qkv" in name:
+        group = model.num_attention_heads // model.num_key_value_heads + 2
+        starts = [len(shards[0]) * heads // group for heads in (group - 2, group - 1)]
+        whole = np.concatenate([part for parts in zip(*(np.split(s, starts) for s in shards), strict=True) for part in parts])
     elif name.endswith(tuple(_CUT_DIM)):
         whole = np.concatenate(shards, axis=next(d for suffix, d in _CUT_DIM.items() if name.endswith(suffix)))
     elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
