@@ -61,6 +61,9 @@ class NoSync:
 
     version: int = 0
 
+    def invalidate(self) -> None:
+        return None
+
     def push(self, version: int) -> Metrics:
         self.version = version
         return {}

@@ -31,8 +31,8 @@ class StepAnswer:
 
 def take_steps(configs: dict[str, RunConfig], folder: Path) -> dict[str, StepAnswer]:
     """One step of each configuration."""
-    rl.build_rollout_side = lambda job, tokenizer: fixed_rollout_side()
-    rl.build_weight_sync = lambda job, actor, engine: NoSync()  # type: ignore[assignment, return-value]
+    rl.build_rollout_side = lambda job, tokenizer, shared: fixed_rollout_side()
+    rl.build_weight_sync = lambda job, actor, engine, plan: NoSync()  # type: ignore[assignment, return-value]
     return {name: _step(config, folder / name) for name, config in configs.items()}
 
 
