@@ -12,6 +12,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdap
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
 
+CPU = "CPU"
+"""Card of a run without one. Such records are kept for people; the model is one of GPUs."""
+
 PhaseName = Literal["rollout", "scoring", "update_actor", "update_critic", "sync", "other"]
 
 
@@ -40,7 +43,7 @@ class Measurement(Section):
 
     name: str
     gpu: str
-    """Full name of the catalogue."""
+    """Full name of the catalogue, or ``CPU``."""
     num_gpus: PositiveInt
     model: str
     """Name of a model preset (``model=``)."""
@@ -64,13 +67,15 @@ _RECORDS = TypeAdapter(tuple[Measurement, ...])
 
 
 def load_measurements(path: Path | None = None) -> tuple[Measurement, ...]:
-    """Records shipped with the package, followed by those in ``path``.
+    """Records of GPUs: those shipped with the package, followed by those in ``path``.
 
     Raises ConfigError naming the file and the record where one does not fit the format.
     """
     shipped = files("megatron_rl.estimator") / "data" / "measurements.json"
     records = _RECORDS.validate_json(shipped.read_text())
-    return records if path is None else records + read_records(path)
+    if path is not None:
+        records += tuple(record for record in read_records(path) if record.gpu != CPU)
+    return records
 
 
 def read_records(path: Path) -> tuple[Measurement, ...]:

@@ -7,20 +7,17 @@ process so far, so later phases show at least what earlier ones took.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from megatron_rl.observability.memory_summary import Peaks
 from megatron_rl.types.metrics import Metric, Metrics
 
-MEMORY_JSON = "memory_summary.json"
-"""In the run folder: ``{"card_gib": 139.8, "ranks": {"0": {"gen": {"allocated": 71.2, ...}}}}``."""
 GIB = 1024**3
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"
@@ -31,9 +28,6 @@ _STEP_METRICS = {
     "reserved": "perf/cuda_memory_reserved_gb",
     "cpu": "perf/cpu_memory_used_gb",
 }
-
-Peaks = dict[str, dict[str, float]]
-"""Phase -> kind -> GiB. Kinds: ``cpu``; on a GPU also ``allocated``, ``reserved``, ``device``."""
 
 
 class Gauge(Protocol):
@@ -146,11 +140,3 @@ def memory_metrics(peaks: Peaks) -> Metrics:
             if kind in kinds:
                 found[name] = Metric(max(kinds[kind], found[name].value if name in found else 0.0), "max")
     return found
-
-
-def write_memory_summary(run_dir: Path, ranks: Mapping[int, Peaks], total_gib: float | None) -> None:
-    """Leave the attempt's peaks of every rank in the run folder; main rank only."""
-    content = {"card_gib": total_gib, "ranks": {str(rank): peaks for rank, peaks in ranks.items()}}
-    partial = run_dir / f".{MEMORY_JSON}.partial"
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, run_dir / MEMORY_JSON)

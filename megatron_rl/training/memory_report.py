@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from megatron_rl.observability.memory import Peaks, PhaseMemory, card_gib, memory_metrics, write_memory_summary
+from megatron_rl.observability.memory import PhaseMemory, card_gib, memory_metrics
+from megatron_rl.observability.memory_summary import MemorySummary, Peaks, write_memory_summary
 from megatron_rl.rollout.agreement import gather
 from megatron_rl.training.callbacks import TrainerCallback
 from megatron_rl.training.job import Job
@@ -29,7 +30,7 @@ class MemoryReport(TrainerCallback):
         """Write the summary. Collectives: gathers from all ranks."""
         ranks = gather(self._memory.attempt, self._job.host_group)
         if self._job.is_main:
-            write_memory_summary(self._job.run_dir, ranks, card_gib(self._job.platform.device))
+            write_memory_summary(self._job.run_dir, MemorySummary(card_gib(self._job.platform.device), ranks))
 
     def _fullest(self, peaks: Peaks) -> Peaks:
         names = [(phase, kind) for phase, kinds in peaks.items() for kind in kinds]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from megatron_rl.observability.memory import HostGauge, PhaseMemory, host_gauge, memory_metrics, write_memory_summary
+from megatron_rl.observability.memory import HostGauge, PhaseMemory, host_gauge, memory_metrics
+from megatron_rl.observability.memory_summary import MemorySummary, read_memory_summary, write_memory_summary
 from megatron_rl.observability.timers import Timers
 from megatron_rl.types.metrics import to_floats
 
@@ -63,8 +63,6 @@ def test_host_gauge_sees_memory_that_is_gone_again() -> None:
 
 
 def test_write_memory_summary_roundtrips(tmp_path: Path) -> None:
-    write_memory_summary(tmp_path, {0: {"gen": {"cpu": 1.5}}}, None)
-    assert json.loads((tmp_path / "memory_summary.json").read_text()) == {
-        "card_gib": None,
-        "ranks": {"0": {"gen": {"cpu": 1.5}}},
-    }
+    summary = MemorySummary(None, {0: {"gen": {"cpu": 1.5}}, 1: {"gen": {"cpu": 1.25}}})
+    write_memory_summary(tmp_path, summary)
+    assert read_memory_summary(tmp_path) == summary
