@@ -81,16 +81,19 @@ def linear_token_loss(
     temperature: float = 1.0,
     with_entropy: bool = False,
     group: ProcessGroup | None = None,
+    rows_per_rank: int | None = None,
     half_logits: bool = False,
 ) -> Tensor:
     """``sum over cuts of loss(tokens, logprobs, entropy)`` with the gradients computed on the way.
 
-    Arguments as in :func:`linear_logprob`, and ``loss``: called once per cut of positions with the slice, f32 log-probs
-    ``[C]`` and entropy ``[C]`` (None unless ``with_entropy``); answers a differentiable scalar, this cut's share of the
-    loss. It may put detached metrics aside. Gradients reach ``hidden_NH`` and ``weight_VH`` only.
+    Gradients reach ``hidden_NH`` and ``weight_VH`` only. Arguments as in :func:`linear_logprob`, and
 
-    ``half_logits`` makes the products write logits in the dtype of ``hidden_NH`` (CUDA only): a third less memory
-    traffic, at the price of log-probs that are off by a rounding of the logit, about 0.03 at 16 in bf16.
+    * ``loss``: called once per cut of positions with the slice, f32 log-probs ``[C]`` and entropy ``[C]`` (None unless
+      ``with_entropy``); answers a differentiable scalar, this cut's share of the loss. It may put detached metrics aside.
+    * ``rows_per_rank``: rows a rank of the group holds at most, padding included: the same number on all ranks, because
+      it decides how positions are cut. Needed with a group.
+    * ``half_logits``: let the products write logits in the dtype of ``hidden_NH`` (CUDA only): a third less memory
+      traffic, at the price of log-probs that are off by a rounding of the logit, about 0.03 at 16 in bf16.
 
     The weight's gradient is rounded to its dtype after each cut (4 at 16,384 x 151,936): in bf16 about twice the
     rounding error of a single rounding. Softmax statistics are those of f32 logits; the gradient is taken from logits
@@ -116,6 +119,7 @@ def linear_token_loss(
         temperature=temperature,
         with_entropy=with_entropy,
         group=group,
+        rows_per_rank=rows_per_rank,
         half_logits=half_logits,
     )
 

@@ -170,11 +170,16 @@ def linear_token_loss_triton(
     temperature: float,
     with_entropy: bool,
     group: ProcessGroup | None,
+    rows_per_rank: int | None = None,
     tiling: Tiling | None = None,
     half_logits: bool = False,
 ) -> Tensor:
     """See :func:`kernels.linear_logprob.linear_token_loss`."""
-    tiling = tiling or wide_tiling(hidden_NH.shape[0], weight_VH.shape[0], hidden_NH.element_size())
+    if tiling is None:
+        # Each cut is a collective: ranks with fewer rows must not cut in another way.
+        assert group is None or rows_per_rank is not None, "rows_per_rank is needed with a group"
+        num_rows = weight_VH.shape[0] if rows_per_rank is None else rows_per_rank
+        tiling = wide_tiling(hidden_NH.shape[0], num_rows, hidden_NH.element_size())
     options = _Options(token_loss, temperature, with_entropy, group, tiling, half_logits)
     loss: Tensor = _LinearTokenLoss.apply(hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), options)
     return loss
