@@ -32,8 +32,8 @@ def _nothing() -> None:
     """Leave everything as it is."""
 
 
-class OutOfTimeError(Exception):
-    """The run has used up its time."""
+class OutOfTimeError(BaseException):
+    """The run has used up its time. No Exception: it passes through handlers that make a note of a failure and go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,6 @@ class Bench:
         self.check_time()
         try:
             row = self._measured(case, variant, run, prepare, work, repeats)
-        except OutOfTimeError:
-            raise
         except Exception as error:
             row = Row(case=case, variant=variant, note=f"{type(error).__name__}: {str(error)[:160]}")
         prepare()

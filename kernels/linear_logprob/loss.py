@@ -82,7 +82,8 @@ class _Cuts:
         self._shift = Workspace(len(self.row_cuts) * cut, torch.float32, device)
         self._total = torch.empty(cut, num_hidden, dtype=torch.float32, device=device)
         self.grad_hidden_NH = torch.zeros_like(hidden_NH)
-        self.grad_weight_VH = torch.zeros_like(weight_VH) if with_weight else None
+        self.grad_weight_VH = torch.empty_like(weight_VH) if with_weight else None
+        self._num_done = 0
 
     def forward(self, tokens: slice) -> Tensor:
         """Fill the kept logits of a cut; its statistics ``[4, C]``."""
@@ -131,7 +132,20 @@ class _Cuts:
         product_f32(kept_CV, self.weight_VH, total_CH)
         self.grad_hidden_NH[tokens] = total_CH
         if self.grad_weight_VH is not None:
-            add_product(self.grad_weight_VH, kept_CV.T, hidden_CH)
+            self._add_weight_gradient(self.grad_weight_VH, kept_CV.T, hidden_CH)
+        self._num_done += 1
+
+    def _add_weight_gradient(self, total_VH: Tensor, grad_VC: Tensor, hidden_CH: Tensor) -> None:
+        if self._num_done == 0:
+            torch.mm(grad_VC, hidden_CH, out=total_VH)
+        else:
+            add_product(total_VH, grad_VC, hidden_CH)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Of hidden states and weight, after the last cut."""
+        if self._num_done == 0 and self.grad_weight_VH is not None:
+            self.grad_weight_VH.zero_()
+        return self.grad_hidden_NH, self.grad_weight_VH
 
 
 class _LinearTokenLoss(torch.autograd.Function):
@@ -144,7 +158,7 @@ class _LinearTokenLoss(torch.autograd.Function):
             upstream = options.token_loss(tokens, stats.logprobs_N, stats.entropy_N if options.with_entropy else None)
             loss += upstream.loss
             cuts.backward(tokens, stats, upstream)
-        ctx.save_for_backward(cuts.grad_hidden_NH, cuts.grad_weight_VH)
+        ctx.save_for_backward(*cuts.gradients())
         ctx.used = False
         return loss
 
