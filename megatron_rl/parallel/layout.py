@@ -46,9 +46,7 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         block = self.tensor * self.context * self.data
         if block % (self.expert * self.etp) != 0:
-            raise ValueError(
-                f"expert={self.expert} * expert_tensor={self.etp} must divide tensor * context * data = {block}"
-            )
+            raise ValueError(f"expert={self.expert} * expert_tensor={self.etp} must divide tensor * context * data = {block}")
 
     @property
     def etp(self) -> int:
@@ -109,36 +107,55 @@ class ParallelLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLayout:
-    """TP x DP grid of the engine shards; tensor varies fastest. ``permutation[slot]`` is the global rank of a slot."""
+    """TP x PP x DP grid of the engine shards; tensor varies fastest, then the pipeline stage, then the engine.
+
+    ``permutation[slot]`` is the global rank of a slot.
+    """
 
     tensor: int = 1
+    pipeline: int = 1
     data: int = 1
     expert: int = 1
-    """Consecutive slots over which whole experts are spread: a multiple of ``tensor``, or 1 = TP cuts every expert."""
+    """Shards of a stage, over consecutive engines, over which whole experts are spread: a multiple of ``tensor``, or
+    1 = TP cuts every expert."""
     permutation: tuple[int, ...] | None = None
     offset: int = 0
 
     def __post_init__(self) -> None:
-        if self.expert != 1 and (self.expert % self.tensor != 0 or self.world_size % self.expert != 0):
+        shards = self.tensor * self.data
+        if self.expert != 1 and (self.expert % self.tensor != 0 or shards % self.expert != 0):
             raise ValueError(
-                f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides {self.world_size} ranks"
+                f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides the {shards} shards of a stage"
             )
 
     @property
     def world_size(self) -> int:
         """Ranks the engines cover."""
-        return self.tensor * self.data
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global rank of every slot."""
+        natural = range(self.offset, self.offset + self.world_size)
+        return tuple(natural) if self.permutation is None else self.permutation
 
     def slot(self, rank: int) -> tuple[int, int]:
         """(data, tensor) place of a global rank."""
-        index = rank - self.offset if self.permutation is None else self.permutation.index(rank)
-        return divmod(index, self.tensor)
+        engine_stage, tensor = divmod(self._index(rank), self.tensor)
+        return engine_stage // self.pipeline, tensor
+
+    def stage(self, rank: int) -> int:
+        """Pipeline stage of a global rank."""
+        return self._index(rank) // self.tensor % self.pipeline
 
     def tensor_groups(self) -> Iterator[tuple[int, ...]]:
-        """Global ranks of each engine, in tensor order."""
-        for engine in range(self.data):
-            slots = range(engine * self.tensor, (engine + 1) * self.tensor)
-            yield tuple(self.offset + s if self.permutation is None else self.permutation[s] for s in slots)
+        """Global ranks of each stage of each engine, in tensor order."""
+        ranks = self.ranks
+        for first in range(0, self.world_size, self.tensor):
+            yield ranks[first : first + self.tensor]
+
+    def _index(self, rank: int) -> int:
+        return rank - self.offset if self.permutation is None else self.permutation.index(rank)
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:

@@ -86,6 +86,8 @@ def _rows(piece: Piece, first: int, last: int) -> Piece:
 
 def _offset(fragment: Fragment, point: tuple[int, ...]) -> int:
     offset = fragment.offset
+    if point == fragment.start:
+        return offset
     for at, low, stride in zip(point, fragment.start, fragment.strides, strict=True):
         offset += (at - low) * stride
     return offset

@@ -92,11 +92,12 @@ def take(boxes: list[Box], offered: Box) -> tuple[list[Box], list[Box]]:
     taken: list[Box] = []
     rest: list[Box] = []
     for box in boxes:
-        common = intersect(box, offered)
+        common = box if box == offered else intersect(box, offered)
         if common is None:
             rest.append(box)
-        else:
-            taken.append(common)
+            continue
+        taken.append(common)
+        if common is not box:
             rest += subtract(box, common)
     return taken, rest
 

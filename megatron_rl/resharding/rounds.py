@@ -59,22 +59,15 @@ def schedule_rounds(transfers: Sequence[Transfer], max_elements: int) -> Schedul
     """
     if not transfers:
         return Schedule((), {}, {})
-    size = 1 + max(max(t.source_rank, t.destination_rank) for t in transfers)
-    ordered = sorted(transfers, key=lambda t: ((t.destination_rank - t.source_rank) % size, t.source_rank))
+    flows: defaultdict[tuple[int, int], list[Transfer]] = defaultdict(list)
+    for transfer in transfers:
+        flows[transfer.source_rank, transfer.destination_rank].append(transfer)
+    size = 1 + max(map(max, flows))
     senders: defaultdict[int, _Slots] = defaultdict(_Slots)
     receivers: defaultdict[int, _Slots] = defaultdict(_Slots)
     rounds: list[list[Transfer]] = []
-    # A slot this full is passed over at once, so that the search stays short however uneven the messages are.
-    full = max_elements - max_elements // 16
-    for transfer in ordered:
-        sender, receiver = senders[transfer.source_rank], receivers[transfer.destination_rank]
-        needed = transfer.message.num_elements
-        number = _first_fit(sender, receiver, max_elements - needed)
-        sender.fill(number, needed, full)
-        receiver.fill(number, needed, full)
-        while number >= len(rounds):
-            rounds.append([])
-        rounds[number].append(transfer)
+    for source, destination in sorted(flows, key=lambda pair: ((pair[1] - pair[0]) % size, pair[0])):
+        _place(flows[source, destination], senders[source], receivers[destination], rounds, max_elements)
     return Schedule(
         tuple(tuple(transfers) for transfers in rounds),
         {rank: slots.loads for rank, slots in senders.items()},
@@ -90,22 +83,35 @@ class _Slots:
     closed: int = 0
     """Bit ``i``: round ``i`` is full. An integer as a set, so that the first open round is one machine operation away."""
 
-    def fill(self, number: int, elements: int, full: int) -> None:
-        loads = self.loads
-        if number >= len(loads):
-            loads.extend([0] * (number + 1 - len(loads)))
-        loads[number] += elements
-        if loads[number] >= full:
-            self.closed |= 1 << number
+    def reach(self, num_rounds: int) -> list[int]:
+        """The loads, with room for this many rounds."""
+        self.loads.extend([0] * (num_rounds - len(self.loads)))
+        return self.loads
 
 
-def _first_fit(sender: _Slots, receiver: _Slots, room: int) -> int:
-    """First round in which neither side holds more than ``room`` elements."""
-    open_rounds = ~(sender.closed | receiver.closed)
-    sent, received = sender.loads, receiver.loads
-    while True:
-        lowest = open_rounds & -open_rounds
-        number = lowest.bit_length() - 1
-        if (number >= len(sent) or sent[number] <= room) and (number >= len(received) or received[number] <= room):
-            return number
-        open_rounds ^= lowest
+def _place(flow: list[Transfer], sender: _Slots, receiver: _Slots, rounds: list[list[Transfer]], max_elements: int) -> None:
+    """Put the transfers of one pair of ranks into rounds; written out in one loop, since large plans have millions."""
+    sent, received = sender.reach(len(rounds) + 1), receiver.reach(len(rounds) + 1)
+    # A slot this full is passed over at once, so that the search stays short however uneven the messages are.
+    full = max_elements - max_elements // 16
+    for transfer in flow:
+        needed = transfer.message.num_elements
+        room = max_elements - needed
+        open_rounds = ~(sender.closed | receiver.closed)
+        while True:
+            lowest = open_rounds & -open_rounds
+            number = lowest.bit_length() - 1
+            if sent[number] <= room and received[number] <= room:
+                break
+            open_rounds ^= lowest
+        if number == len(rounds):
+            rounds.append([])
+            sender.reach(number + 2)
+            receiver.reach(number + 2)
+        rounds[number].append(transfer)
+        sent[number] += needed
+        received[number] += needed
+        if sent[number] >= full:
+            sender.closed |= lowest
+        if received[number] >= full:
+            receiver.closed |= lowest

@@ -34,10 +34,13 @@ def assign_senders(
         key = (id(pieces), stripes)
         if key not in messages:
             messages[key] = striped_messages(pieces, stripes, max_elements)
-        sender = senders.least_loaded(pool)
+        if stripes == 1:
+            sender = senders.least_loaded(pool)
+            transfers += [Transfer(sender, rank, message) for message in messages[key]]
+            senders.add(sender, sum(message.num_elements for message in messages[key]))
+            continue
         for message in messages[key]:
-            if stripes > 1:
-                sender = senders.least_loaded(pool)
+            sender = senders.least_loaded(pool)
             transfers.append(Transfer(sender, rank, message))
             senders.add(sender, message.num_elements)
     return transfers

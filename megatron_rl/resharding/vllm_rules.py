@@ -27,30 +27,52 @@ def vllm_rules_layout(model: ModelConfig, layout: RolloutLayout) -> LayoutFn:
     """
     check_tensor_degree(model, layout)
     shapes = {tensor.name: tensor for tensor in logical_tensors(model)}
-    ranks = frozenset(rank for group in layout.tensor_groups() for rank in group)
+    slots = {rank: slot for slot, rank in enumerate(layout.ranks)}
 
     @cache
-    def of_place(tensor: int, expert: int) -> RankFragments:
-        return tuple(_fragments(model, shapes, Slice(tensor, layout.tensor), Slice(expert, layout.expert)))
+    def of_place(tensor: int, stage: int, expert: int) -> RankFragments:
+        place, expert_place = Slice(tensor, layout.tensor), Slice(expert, layout.expert)
+        return tuple(_fragments(model, shapes, layout.pipeline, stage, place, expert_place))
 
     def of_rank(rank: int) -> RankFragments:
-        if rank not in ranks:
+        if rank not in slots:
             return ()
-        engine, tensor = layout.slot(rank)
-        return of_place(tensor, (engine * layout.tensor + tensor) % layout.expert)
+        engine_stage, tensor = divmod(slots[rank], layout.tensor)
+        engine, stage = divmod(engine_stage, layout.pipeline)
+        return of_place(tensor, stage, (engine * layout.tensor + tensor) % layout.expert)
 
     return of_rank
 
 
+def engine_stage_layers(num_layers: int, stages: int) -> tuple[range, ...]:
+    """Layers of each pipeline stage of an engine, as vLLM spreads them without ``VLLM_PP_LAYER_PARTITION``.
+
+    What does not divide goes, one layer each, to the stages before the last, from the back. Example: 10 layers over 4
+    stages are 2, 3, 3 and 2.
+    """
+    share, more = divmod(num_layers, stages)
+    ranges, first = [], 0
+    for stage in range(stages):
+        last = first + share + (stages - 1 - more <= stage < stages - 1)
+        ranges.append(range(first, last))
+        first = last
+    return tuple(ranges)
+
+
 def _fragments(
-    model: ModelConfig, shapes: Mapping[str, LogicalTensor], place: Slice, expert_place: Slice
+    model: ModelConfig,
+    shapes: Mapping[str, LogicalTensor],
+    stages: int,
+    stage: int,
+    place: Slice,
+    expert_place: Slice,
 ) -> Iterator[Fragment]:
     padded_vocab = vllm_padded_vocab_size(model.vocab_size)
-    for layer in range(model.num_layers):
+    for layer in engine_stage_layers(model.num_layers, stages)[stage]:
         for rule in vllm_layer_rules(model, layer):
             yield from cut_rule(rule, shapes, model, place, padded_vocab)
         yield from _stacked_experts(model, shapes, layer, place, expert_place)
-    for rule in vllm_end_rules(model):
+    for rule in vllm_end_rules(model, first=stage == 0, last=stage == stages - 1):
         yield from cut_rule(rule, shapes, model, place, padded_vocab)
 
 
