@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -16,6 +20,14 @@ def test_runs_on_triton_only_on_cuda() -> None:
 def test_runs_on_triton_rejects_two_devices() -> None:
     with pytest.raises(ValueError, match=r"kernels\.rmsnorm: tensors lie on cpu, meta"):
         rmsnorm(torch.zeros(1, 2), torch.zeros(2, device="meta"), 1e-6)
+
+
+def test_imports_load_no_triton() -> None:
+    """CPU-only use never pays for Triton, nor needs it."""
+    folder = Path(__file__).parents[2] / "kernels"
+    names = sorted(f"kernels.{path.parent.name}" for path in folder.glob("*/__init__.py"))
+    script = f"import sys, {', '.join(names)}; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=folder.parent, check=False).returncode == 0
 
 
 @pytest.mark.gpu
