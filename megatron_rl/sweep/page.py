@@ -64,7 +64,7 @@ def render_sweep(sweep: SweepResults, pictures: Sequence[tuple[str, Path]], more
 
 def _introduction(sweep: SweepResults, more: str) -> str:
     measured = sum(result.source == "measured" for result in sweep.results)
-    words = f"{measured} measured points; the first {sweep.warmup_steps} steps of each are left out of all times."
+    words = f"{measured} measured points; times leave out the warm-up of {sweep.warmup_steps} steps at the start of each run."
     if measured < len(sweep.results):
         words += " Rows in italics are model output: nobody has run them."
     if sweep.efficiency:
