@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from launchers.failure import failure_line
 from megatron_rl import __version__
+from megatron_rl.cli.plain_table import console, print_table
 from megatron_rl.cli.probe import Probe
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import read_run_config
@@ -22,7 +22,7 @@ from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.observability.memory_summary import Peaks, read_memory_summary
 from megatron_rl.observability.sinks import Record, read_metrics
 from megatron_rl.sweep.probe_record import catalogue_name, measurement_of, preset_of_shape
-from megatron_rl.sweep.step_statistics import METRICS_FILE, STEP, StepStatistics, step_statistics
+from megatron_rl.sweep.step_statistics import METRICS_FILE, STEP, Spread, StepStatistics, step_statistics
 from megatron_rl.sweep.verdict import (
     Judgement,
     Projection,
@@ -59,15 +59,15 @@ class ProbeFacts:
         return max(sizes[kind] for phases in self.ranks.values() for sizes in phases.values() for kind in kinds)
 
 
-def show_failure(run_dir: Path, console: Console | None = None) -> None:
+def show_failure(run_dir: Path) -> None:
     """Say what a probe that ended early tells."""
     judgement = judge_failure(failure_line(run_dir / "logs") or "no output")
-    _print_verdict([judgement], Console() if console is None else console)
+    _print_verdict([judgement], console())
 
 
-def show_probe(probe: Probe, run_dir: Path, console: Console | None = None) -> int:
+def show_probe(probe: Probe, run_dir: Path) -> int:
     """Print and store what the probe found; returns 1 where it says no to something, else 0."""
-    out = Console() if console is None else console
+    out = console()
     facts = read_facts(run_dir, probe.spec.warmup_steps)
     price = probe.spec.price_per_gpu_hour
     projection = project(facts.statistics.step_s.mean, probe.total_steps, facts.num_ranks, price)
@@ -116,21 +116,19 @@ def _print_memory(facts: ProbeFacts, out: Console) -> None:
         totals = {rank: max(sizes[kinds[0]] for sizes in phases.values()) for rank, phases in facts.ranks.items()}
         ranks = [max(totals, key=lambda rank: totals[rank]), min(totals, key=lambda rank: totals[rank])]
     card = "" if facts.card_gib is None else f" of {facts.card_gib:.1f}"
-    table = _table(f"memory_summary, peak GiB{card}: {' / '.join(kinds)}", "phase", *(f"rank {rank}" for rank in ranks))
+    rows = []
     for phase in dict.fromkeys(phase for rank in ranks for phase in facts.ranks[rank]):
-        cells = [" / ".join(f"{facts.ranks[rank][phase][kind]:.2f}" for kind in kinds) for rank in ranks]
-        table.add_row(phase, *cells)
-    out.print(table)
+        rows.append([phase, *(" / ".join(f"{facts.ranks[rank][phase][kind]:.2f}" for kind in kinds) for rank in ranks)])
+    title = f"memory_summary, peak GiB{card}: {' / '.join(kinds)}"
+    print_table(out, title, ["phase", *(f"rank {rank}" for rank in ranks)], rows)
 
 
 def _print_time(facts: ProbeFacts, out: Console) -> None:
     found = facts.statistics
     title = f"step_time, mean ± standard deviation of {found.num_steps} steps after {facts.warmup_steps} of warm-up"
-    table = _table(title, "phase", "seconds", "share")
-    for phase in found.phases:
-        table.add_row(phase.phase, _plus_minus(phase.seconds.mean, phase.seconds.std), f"{phase.share_frac:.0%}")
-    table.add_row("step", _plus_minus(found.step_s.mean, found.step_s.std), f"{found.tokens_per_s:,.0f} tokens/s")
-    out.print(table)
+    rows = [[one.phase, _plus_minus(one.seconds), f"{one.share_frac:.0%}"] for one in found.phases]
+    rows.append(["step", _plus_minus(found.step_s), f"{found.tokens_per_s:,.0f} tokens/s"])
+    print_table(out, title, ["phase", "seconds", "share"], rows)
 
 
 def _print_projection(projection: Projection, facts: ProbeFacts, out: Console) -> None:
@@ -144,10 +142,8 @@ def _print_projection(projection: Projection, facts: ProbeFacts, out: Console) -
 
 
 def _print_verdict(verdict: Sequence[Judgement], out: Console) -> None:
-    table = _table("verdict", "question", "answer", "why")
-    for judgement in verdict:
-        table.add_row(judgement.question, judgement.answer, judgement.reason)
-    out.print(table)
+    rows = [[judgement.question, judgement.answer, judgement.reason] for judgement in verdict]
+    print_table(out, "verdict", ["question", "answer", "why"], rows)
 
 
 def _store(facts: ProbeFacts, projection: Projection, verdict: Sequence[Judgement]) -> None:
@@ -185,12 +181,5 @@ def _append(facts: ProbeFacts, path: Path) -> str:
     return f"measurement added to {path}"
 
 
-def _plus_minus(mean: float, std: float | None) -> str:
-    return f"{mean:.3g}" + ("" if std is None else f" ± {std:.2g}")
-
-
-def _table(title: str, *headers: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
+def _plus_minus(seconds: Spread) -> str:
+    return f"{seconds.mean:.3g}" + ("" if seconds.std is None else f" ± {seconds.std:.2g}")

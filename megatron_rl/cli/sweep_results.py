@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from launchers.sweep_plan import Compose
 from launchers.sweep_points import sweep_name
 from launchers.sweep_state import Manifest, ManifestPoint, PointRecord, read_manifest, settled
+from megatron_rl.cli.plain_table import console, print_table
 from megatron_rl.cli.report import REPORT_FILE
 from megatron_rl.cli.report import run as write_report
 from megatron_rl.config.errors import ConfigError
@@ -26,11 +25,9 @@ from megatron_rl.sweep.tables import SweepResults, phase_columns, phase_rows, sh
 
 MAX_POINT_COLUMNS = 6
 """With more points, seconds by phase are in the files only."""
-PIPED_WIDTH = 160
-"""Columns of the tables where no terminal says how many there are."""
 
 
-def show_results(folder: Path, compose: Compose, console: Console | None = None) -> int:
+def show_results(folder: Path, compose: Compose) -> int:
     """Write every output of a sweep and print its tables; returns 1 where a point has failed.
 
     Raises:
@@ -38,7 +35,7 @@ def show_results(folder: Path, compose: Compose, console: Console | None = None)
     """
     manifest = read_manifest(folder)
     sweep = collect(folder, manifest, compose)
-    out = console or Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    out = console()
     measured = any(result.source == "measured" for result in sweep.results)
     if measured:
         write_report([str(folder)])
@@ -134,18 +131,11 @@ def _rounded_mean(records: Sequence[Record], name: str) -> int | None:
 
 def _print(sweep: SweepResults, out: Console) -> None:
     if sweep.results:
-        out.print(_table(sweep.title, shown_columns(sweep), [shown_row(sweep, result) for result in sweep.results]))
+        print_table(out, sweep.title, shown_columns(sweep), [shown_row(sweep, result) for result in sweep.results])
         if len(sweep.results) <= MAX_POINT_COLUMNS:
-            out.print(_table("seconds a step by phase", phase_columns(sweep), phase_rows(sweep)))
+            print_table(out, "seconds a step by phase", phase_columns(sweep), phase_rows(sweep))
+        for note in dict.fromkeys(result.note for result in sweep.results if result.note):
+            out.print(f"{note}; nobody has run it", soft_wrap=True, highlight=False, markup=False)
     if sweep.unfinished:
         rows = [[one.name, one.state, one.reason, one.run_dir] for one in sweep.unfinished]
-        out.print(_table("points without a result", ["point", "state", "reason", "run folder"], rows))
-
-
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        print_table(out, "points without a result", ["point", "state", "reason", "run folder"], rows)
