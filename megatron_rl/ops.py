@@ -5,12 +5,14 @@ Shape suffixes: N positions, V vocabulary rows of this rank, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from kernels.linear_logprob import linear_logprob
+from kernels.repack import Repack, prepare_repack
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +68,11 @@ def token_logprobs(
         with_entropy=with_entropy,
         group=shard.group,
     )
+
+
+def prepare_strided_copies(sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> Repack:
+    """Prepare ``destination.copy_(source)`` for all pairs as one kernel launch on a GPU; call ``run()`` for each repeat.
+
+    The answer holds addresses: prepare again where a tensor's storage has moved. See ``kernels.repack.prepare_repack``.
+    """
+    return prepare_repack(sources, destinations)

@@ -61,6 +61,9 @@ class WeightSyncConfig(Section):
     """Moving the actor's weights into the engine."""
 
     budget_mib: PositiveInt = Field(256, description="Most extra memory a transfer may use per rank, MiB.")
+    alias: bool = Field(
+        True, description="Let the engine read the actor's own weights where both store the same bytes: no copy, no transfer."
+    )
     verify: bool = Field(False, description="Compare checksums of every moved tensor after each sync.")
 
     @property

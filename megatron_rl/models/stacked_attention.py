@@ -20,11 +20,11 @@ class StackedSelfAttention(SelfAttention):  # type: ignore[misc]
     """Megatron's self-attention; tensor parallelism must divide the key/value heads."""
 
     @property
-    def section_rows(self) -> tuple[int, int, int]:
+    def section_rows(self) -> list[int]:
         """Rows of Q, K and V in this rank's shard of the fused projection."""
         head: int = self.hidden_size_per_attention_head
         key = self.num_query_groups_per_partition * head
-        return self.num_attention_heads_per_partition * head, key, key
+        return [self.num_attention_heads_per_partition * head, key, key]
 
     def get_query_key_value_tensors(
         self,
@@ -37,7 +37,7 @@ class StackedSelfAttention(SelfAttention):  # type: ignore[misc]
         assert key_value_states is None and not output_gate and split_qkv, "this attention has neither gate nor fused split"
         mixed_T1F, _ = self.linear_qkv(hidden_states)
         sections = torch.split(mixed_T1F, self.section_rows, dim=-1)
-        query, key, value = (x.unflatten(-1, (-1, self.hidden_size_per_attention_head)) for x in sections)
+        query, key, value = (x.view(*x.shape[:-1], -1, self.hidden_size_per_attention_head) for x in sections)
         if self.q_layernorm is not None:
             query = self.q_layernorm(query)
         if self.k_layernorm is not None:
@@ -55,7 +55,7 @@ class StackedSelfAttention(SelfAttention):  # type: ignore[misc]
         return shards
 
 
-def _three_tensors(fused: ShardedTensor, rows: tuple[int, int, int], sharded_offsets: tuple[Any, ...]) -> ShardedTensorFactory:
+def _three_tensors(fused: ShardedTensor, rows: list[int], sharded_offsets: tuple[Any, ...]) -> ShardedTensorFactory:
     """Describe a fused shard as its sections; the optimizer's moments of it are split alike."""
     axis = len(sharded_offsets)
     part = (axis, fused.global_offset[axis] // fused.local_shape[0], fused.axis_fragmentations[axis])

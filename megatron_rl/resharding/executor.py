@@ -1,19 +1,21 @@
 """Carries out a reshard plan on one rank: local copies, then rounds of packed messages between ranks.
 
 Built once, run after every update: views of parameters and staging memory are kept and rebuilt only if a parameter's
-storage has moved. Round ``i + 1`` is packed while round ``i`` is on the wire.
+storage has moved. Round ``i + 1`` is packed while round ``i`` is on the wire. Aliased parameters need nothing but the
+proof that they still share their storage.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.ops import prepare_strided_copies
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import Message, ReshardPlan, Round
 from megatron_rl.resharding.rounds import NUM_SLOTS
@@ -26,6 +28,7 @@ class TransferStats:
     bytes_received: int
     bytes_sent: int
     bytes_copied: int
+    bytes_aliased: int
     bound_ratio: float
     """Bytes received by all ranks over the lower bound of the plan."""
     seconds: float
@@ -34,16 +37,22 @@ class TransferStats:
     """Staging memory held by the executor."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Copies:
-    """Pairs of equally shaped views for one batched copy."""
+class Copies:
+    """Pairs of equally shaped views, copied together in as few launches as the device allows."""
 
-    sources: list[Tensor]
-    destinations: list[Tensor]
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Prepare ``(source, destination)`` pairs; their storage must stay where it is."""
+        strided = [(s, d) for s, d in pairs if _wants_kernel(s, d)]
+        rest = [(s, d) for s, d in pairs if not _wants_kernel(s, d)]
+        self._sources, self._destinations = [s for s, _ in rest], [d for _, d in rest]
+        self._strided = prepare_strided_copies([s for s, _ in strided], [d for _, d in strided]) if strided else None
 
     def run(self) -> None:
-        if self.sources:
-            torch._foreach_copy_(self.destinations, self.sources)
+        """Copy the current values."""
+        if self._sources:
+            torch._foreach_copy_(self._destinations, self._sources)
+        if self._strided is not None:
+            self._strided.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,10 @@ class _Endpoint:
 class _LocalRound:
     """This rank's part of a round: pack, send and receive, unpack."""
 
-    pack: _Copies
+    pack: Copies
     sends: list[_Endpoint]
     receives: list[_Endpoint]
-    unpack: _Copies
+    unpack: Copies
 
 
 class ReshardExecutor:
@@ -99,13 +108,20 @@ class ReshardExecutor:
         self._staging = self._allocate()
         self._on_gpu = any(tensor.is_cuda for tensor in (*sources.values(), *destinations.values()))
         self._pointers: list[int] = []
-        self._local = _Copies([], [])
+        used = [*plan.pieces_from(rank), *plan.pieces_to(rank)]
+        self._moving = [sources[name] for name in sorted({p.source for p in used if p.source in sources})]
+        self._moving += [destinations[name] for name in sorted({p.destination for p in used if p.destination in destinations})]
+        self._local = Copies([])
         self._rounds: list[_LocalRound] = []
 
     @torch.no_grad()
     def run(self) -> TransferStats:
-        """Move the current values. Collective over the group where the plan has rounds."""
+        """Move the current values. Collective over the group where the plan has rounds.
+
+        Raises ValueError naming a parameter that should share its storage with the other side and no longer does.
+        """
         started = time.perf_counter()
+        self._require_aliases()
         self._refresh_views()
         self._local.run()
         on_wire: tuple[_LocalRound, list[dist.Work]] | None = None
@@ -123,6 +139,7 @@ class ReshardExecutor:
             bytes_received=self._cost.received_bytes,
             bytes_sent=self._cost.sent_bytes,
             bytes_copied=self._cost.copied_bytes,
+            bytes_aliased=self._cost.aliased_bytes,
             bound_ratio=self._plan.bound_ratio,
             seconds=time.perf_counter() - started,
             rounds=len(self._plan.rounds),
@@ -150,8 +167,10 @@ class ReshardExecutor:
     def _inspect(self) -> tuple[set[torch.dtype], str | None]:
         """Dtypes of the parameters that this rank's pieces touch, and what is wrong with the first bad one."""
         try:
+            self._require_aliases()
             read = {self._source_view(piece).dtype for piece in self._plan.pieces_from(self._rank)}
             written = {self._destination_view(piece).dtype for piece in self._plan.pieces_to(self._rank)}
+            read |= {self._sources[alias.source].dtype for alias in self._plan.aliases.get(self._rank, {}).values()}
         except ValueError as problem:
             return set(), str(problem)
         for side, dtypes in (("sources", read), ("destinations", written)):
@@ -174,20 +193,19 @@ class ReshardExecutor:
 
     def _refresh_views(self) -> None:
         """Rebuild all views where a parameter's storage has moved since the last run (offload, re-allocation)."""
-        pointers = [t.data_ptr() for tensors in (self._sources, self._destinations) for t in tensors.values()]
+        pointers = [tensor.data_ptr() for tensor in self._moving]
         if pointers == self._pointers:
             return
         self._pointers = pointers
-        self._local = _Copies([], [])
-        for piece in self._plan.copies.get(self._rank, ()):
-            self._local.sources.append(self._source_view(piece))
-            self._local.destinations.append(self._destination_view(piece))
+        local = self._plan.copies.get(self._rank, ())
+        self._local = Copies([(self._source_view(piece), self._destination_view(piece)) for piece in local])
         self._rounds = [self._local_round(number, transfers) for number, transfers in enumerate(self._plan.rounds)]
 
     def _local_round(self, number: int, transfers: Round) -> _LocalRound:
         sends, sources, packed = self._endpoints("send", number, transfers)
         receives, destinations, arrived = self._endpoints("receive", number, transfers)
-        return _LocalRound(_Copies(sources, packed), sends, receives, _Copies(arrived, destinations))
+        pack, unpack = zip(sources, packed, strict=True), zip(arrived, destinations, strict=True)
+        return _LocalRound(Copies(list(pack)), sends, receives, Copies(list(unpack)))
 
     def _endpoints(self, way: str, number: int, transfers: Round) -> tuple[list[_Endpoint], list[Tensor], list[Tensor]]:
         """Wire buffers of one direction of a round, and the pairs (parameter view, staging view) behind them."""
@@ -216,6 +234,18 @@ class ReshardExecutor:
         first = views[0]
         return len(views) == 1 and first.is_contiguous() and first.dtype == self._dtype and first.device == self._device
 
+    def _require_aliases(self) -> None:
+        for name, alias in self._plan.aliases.get(self._rank, {}).items():
+            if name not in self._destinations or alias.source not in self._sources:
+                raise ValueError(f"the plan aliases {name!r} to {alias.source!r}, which this rank does not have")
+            source, destination = self._sources[alias.source], self._destinations[name]
+            shared = source.data_ptr() + alias.offset * source.element_size()
+            if destination.data_ptr() != shared or destination.dtype != source.dtype:
+                raise ValueError(
+                    f"{name!r} does not share the storage of {alias.source!r} from element {alias.offset}: one of them has "
+                    "moved since the engine was built (offload, re-allocation); set weight_sync.alias=false"
+                )
+
     def _source_view(self, piece: Piece) -> Tensor:
         return _view(self._sources, piece.source, piece.shape, piece.source_strides, piece.source_offset)
 
@@ -233,6 +263,18 @@ class ReshardExecutor:
         works = [dist.irecv(end.buffer, end.peer, self._group, end.tag) for end in part.receives]
         works += [dist.isend(end.buffer, end.peer, self._group, end.tag) for end in part.sends]
         return [work for work in works if work is not None]
+
+
+def aliased_runs(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Destination parameter -> the flat rest of the source parameter that it is to be a view of, from its first element."""
+    aliases = plan.aliases.get(rank, {})
+    return {name: sources[alias.source].detach().view(-1)[alias.offset :] for name, alias in aliases.items()}
+
+
+def _wants_kernel(source: Tensor, destination: Tensor) -> bool:
+    """Whether torch would launch a kernel for this pair alone, and leave the fast path for all pairs of its batch."""
+    plain = source.is_contiguous() and destination.is_contiguous() and source.dtype == destination.dtype
+    return source.is_cuda and destination.is_cuda and not plain
 
 
 def _finish(part: _LocalRound, works: list[dist.Work]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,19 @@ Round = tuple[Transfer, ...]
 """Transfers whose staging memory is in use at the same time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A destination parameter that is a run of a source parameter of its rank; offsets count elements.
+
+    Example: rows 128.. of a whole embedding serve as the second half's shard: ``Alias("embedding", 128 * 64, 123 * 64)``.
+    """
+
+    source: str
+    offset: int
+    num_elements: int
+    """Without the padding that may follow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCost:
     """What one rank moves, in bytes of the wire dtype."""
@@ -46,6 +59,8 @@ class RankCost:
     """Least that any transfer must bring here: needed minus held by this rank."""
     staging_bytes: int
     """Most extra memory of this rank, over both slots of sending and receiving."""
+    aliased_bytes: int = 0
+    """Used where they are: one storage for both sides."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,8 @@ class ReshardPlan:
     rounds: tuple[Round, ...]
     costs: Mapping[int, RankCost]
     """Rank -> bytes, in rank order."""
+    aliases: Mapping[int, Mapping[str, Alias]] = field(default_factory=dict)
+    """Rank -> destination parameter -> what it is a view of; such parameters are written by nothing else."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -74,6 +91,11 @@ class ReshardPlan:
     def copied_bytes(self) -> int:
         """Over all ranks."""
         return sum(cost.copied_bytes for cost in self.costs.values())
+
+    @property
+    def aliased_bytes(self) -> int:
+        """Over all ranks."""
+        return sum(cost.aliased_bytes for cost in self.costs.values())
 
     @property
     def bound_bytes(self) -> int:
@@ -119,6 +141,9 @@ class ReshardPlan:
             for transfer in transfers:
                 head = f"{number} {transfer.source_rank} {transfer.destination_rank}"
                 digest.update(head.encode() + of_pieces(transfer.message.pieces))
+        for rank in sorted(self.aliases):
+            listed = [(name, a.source, a.offset, a.num_elements) for name, a in sorted(self.aliases[rank].items())]
+            digest.update(f"aliases {rank} {listed}".encode())
         return digest.hexdigest()
 
     def to_json(self) -> str:
@@ -129,8 +154,12 @@ class ReshardPlan:
             for transfers in self.rounds
         ]
         copies = {str(rank): _listed(pieces) for rank, pieces in sorted(self.copies.items())}
-        plan = {"itemsize": self.itemsize, "costs": costs, "copies": copies, "rounds": rounds, "hash": self.hash}
-        return json.dumps(plan, indent=1)
+        aliases = {
+            str(rank): [f"{name} = {a.source}[{a.offset}:{a.offset + a.num_elements}]" for name, a in sorted(of_rank.items())]
+            for rank, of_rank in sorted(self.aliases.items())
+        }
+        plan = {"itemsize": self.itemsize, "costs": costs, "aliases": aliases, "copies": copies, "rounds": rounds}
+        return json.dumps({**plan, "hash": self.hash}, indent=1)
 
 
 def _fields(piece: Piece) -> tuple[Any, ...]:

@@ -46,6 +46,12 @@ class RolloutEngine(Protocol):
         Ask again for each update: an engine may move its storage between updates, never during one.
         """
 
+    def invalidate_weights(self) -> None:
+        """Say that the weights' source is about to change: nothing generates until the next update is finished.
+
+        Weights that share the source's storage change with it, value by value. Allowed while asleep.
+        """
+
     def begin_weight_update(self) -> None:
         """Declare the weights in flux; nothing generates until the update is finished."""
 
@@ -56,7 +62,10 @@ class RolloutEngine(Protocol):
         """
 
     def sleep(self, level: Literal[1, 2]) -> None:
-        """Give up device memory: 1 keeps the weights elsewhere, 2 drops them (a new update must follow the wake-up)."""
+        """Give up device memory: 1 keeps the weights elsewhere, 2 drops them (a new update must follow the wake-up).
+
+        Weights that live in the trainer's storage stay as they are.
+        """
 
     def wake(self, tags: Sequence[MemoryTag] = ("weights", "kv_cache")) -> None:
         """Take device memory back. Waking the weights alone allows an update before the cache returns."""

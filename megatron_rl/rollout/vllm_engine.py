@@ -6,9 +6,8 @@ vLLM is imported when an engine is built (or probed), after its environment is s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,9 +22,11 @@ from megatron_rl.rollout.agreement import gather
 from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
 from megatron_rl.rollout.outputs import Completion
+from megatron_rl.rollout.plain_weights import plain_cpu_weights, require_plain_parameters
 from megatron_rl.rollout.process_isolation import isolated_rng, preserved_process_settings
 from megatron_rl.rollout.sampling import SamplingSettings, generation_config_differences, require_same_eos
 from megatron_rl.rollout.shared_memory import new_identity, sweep_leftovers, unlink_segments
+from megatron_rl.rollout.shared_weights import SharedPlaces, register_sharing_loader
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 from megatron_rl.rollout.weight_state import WeightState
 from megatron_rl.types.batches import FinishReason
@@ -64,6 +65,12 @@ class EngineSpec:
     sleep_mode: bool = False
     """Whether sleep() gives up device memory; on CPU it only changes what may be called."""
 
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters that live in someone else's storage: engine's name -> flat run from its first element, maybe longer.
+
+    They must stay there; sleep() neither frees nor loses them.
+    """
+
     @property
     def frees_memory(self) -> bool:
         """Whether sleep() has an effect on this device."""
@@ -73,7 +80,7 @@ class EngineSpec:
 class VllmEngine:
     """This rank's shard of a vLLM engine; a ``RolloutEngine``.
 
-    One engine per process. Weights start as zeros and are not valid before the first update.
+    One engine per process. Weights of its own start as zeros; none are valid before the first update.
     """
 
     def __init__(self, spec: EngineSpec, group: ProcessGroup) -> None:
@@ -88,19 +95,18 @@ class VllmEngine:
         """
         _require_plain_layout(spec.layout)
         self._spec = spec
-        self._state = WeightState()
         self._warned_about_defaults = False
         sweep_leftovers()
         identity = _engine_identity(spec.layout, group)
         set_engine_environment("cuda" if spec.device.type == "cuda" else "cpu")
         for warning in version_warnings(installed_versions()) if dist.get_rank() == 0 else ():
             _LOG.warning(warning)
-        with isolated_rng(spec.device), preserved_process_settings(), _plain_cpu_weights(spec.device):
+        with isolated_rng(spec.device), preserved_process_settings(), plain_cpu_weights(spec.device):
             self._engine = _start(spec, identity)
+        self._places = SharedPlaces(self._model(), spec.shared)
+        self._state = WeightState(survives_deep_sleep=self._places.shares_all)
         dist.barrier(group)
         unlink_segments(identity)
-        for parameter in self.parameters().values():
-            parameter.zero_()
 
     @property
     def policy_version(self) -> int | None:
@@ -127,8 +133,13 @@ class VllmEngine:
         """See ``RolloutEngine.parameters``."""
         return {name: p.data for name, p in self._model().named_parameters(remove_duplicate=False)}
 
+    def invalidate_weights(self) -> None:
+        """See ``RolloutEngine.invalidate_weights``."""
+        self._state.invalidate()
+
     def begin_weight_update(self) -> None:
         """See ``RolloutEngine.begin_weight_update``."""
+        self._places.require_unmoved()
         self._state.begin_update()
 
     def finish_weight_update(self, version: int) -> None:
@@ -232,50 +243,20 @@ def _engine_identity(layout: RolloutLayout, group: ProcessGroup) -> str:
     return identities[ranks[0]]
 
 
-@contextmanager
-def _plain_cpu_weights(device: torch.device) -> Iterator[None]:
-    """On CPU, keep linear weights as loaded while an engine is built.
-
-    vLLM would repack them for its own matrix products and leave empty parameters behind; then nothing could be written
-    in place.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    from vllm.model_executor.layers import utils as layer_functions
-
-    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
-        del remove_weight
-        vars(layer)["cpu_linear"] = torch.nn.functional.linear
-
-    original = layer_functions.dispatch_cpu_unquantized_gemm
-    layer_functions.dispatch_cpu_unquantized_gemm = keep
-    try:
-        yield
-    finally:
-        layer_functions.dispatch_cpu_unquantized_gemm = original
-
-
 def _start(spec: EngineSpec, identity: str) -> LLMEngine:
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    engine = LLMEngine(_engine_config(spec), _executor_class(spec, identity), log_stats=False)
+    load_format = f"megatron_rl_{identity}".lower()
+    register_sharing_loader(load_format, spec.shared)
+    engine = LLMEngine(_engine_config(spec, load_format), _executor_class(spec, identity), log_stats=False)
     # Its shared memory carries Python objects between ranks, which in lock step is never needed.
     get_tp_group().mq_broadcaster = None
-    _require_plain_parameters(engine.apply_model(lambda model: model)[0])
+    require_plain_parameters(engine.apply_model(lambda model: model)[0])
     return engine
 
 
-def _require_plain_parameters(model: torch.nn.Module) -> None:
-    """Every parameter is what the forward reads: none emptied, no linear layer with a packed copy."""
-    emptied = [name for name, p in model.named_parameters() if p.numel() == 0]
-    linear = torch.nn.functional.linear
-    packed = [name for name, module in model.named_modules() if vars(module).get("cpu_linear", linear) is not linear]
-    assert not emptied and not packed, f"weights cannot be written in place: emptied {emptied}, packed {packed}"
-
-
-def _engine_config(spec: EngineSpec) -> VllmConfig:
+def _engine_config(spec: EngineSpec, load_format: str) -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
 
     rollout, on_cpu = spec.rollout, spec.device.type == "cpu"
@@ -286,7 +267,7 @@ def _engine_config(spec: EngineSpec) -> VllmConfig:
         skip_tokenizer_init=True,
         dtype=str(spec.dtype).removeprefix("torch."),  # type: ignore[arg-type]
         seed=0,
-        load_format="dummy",
+        load_format=load_format,
         generation_config="vllm",
         logprobs_mode="processed_logprobs",
         distributed_executor_backend="external_launcher",
@@ -382,6 +363,7 @@ def probe_engine() -> dict[str, str]:
     set_engine_environment("cuda" if torch.cuda.is_available() else "cpu")
     from vllm.distributed.device_communicators import cpu_communicator
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor import model_loader
     from vllm.model_executor.layers import utils as layer_functions
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -395,6 +377,7 @@ def probe_engine() -> dict[str, str]:
         "model access": (LLMEngine, "apply_model"),
         "log-prob mode": (EngineArgs, "logprobs_mode"),
         "cache budget": (EngineArgs, "kv_cache_memory_bytes"),
+        "weights loaded by us": (model_loader, "register_model_loader"),
         "shared memory named by us": (cpu_communicator._CPUSHMDistributed, "make_group_name"),
     }
     return {**report, **{hook: "found" if name in dir(owner) else "MISSING" for hook, (owner, name) in hooks.items()}}

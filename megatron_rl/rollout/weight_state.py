@@ -11,8 +11,9 @@ from megatron_rl.rollout.engine import MemoryTag
 class WeightState:
     """Follows updates and sleeps, and refuses what would sample from unknown weights."""
 
-    def __init__(self) -> None:
-        """Start without weights, awake."""
+    def __init__(self, *, survives_deep_sleep: bool = False) -> None:
+        """Start without weights, awake. ``survives_deep_sleep``: all weights lie outside the memory that sleep gives up."""
+        self._survives_deep_sleep = survives_deep_sleep
         self._version: int | None = None
         self._updating = False
         self._asleep: set[MemoryTag] = set()
@@ -21,6 +22,10 @@ class WeightState:
     def version(self) -> int | None:
         """Version of the valid weights, else None."""
         return None if self._updating else self._version
+
+    def invalidate(self) -> None:
+        """Forget the version: what the weights are views of, or copies of, is about to change. Also while asleep."""
+        self._version = None
 
     def begin_update(self) -> None:
         """Enter an update; the weights are worth nothing until it is finished."""
@@ -43,11 +48,11 @@ class WeightState:
         self._version = version
 
     def sleep(self, level: Literal[1, 2]) -> None:
-        """Fall asleep; level 2 loses the weights."""
+        """Fall asleep; level 2 loses the weights that the engine owns."""
         if self._updating:
             raise RuntimeError("sleep in the middle of a weight update; finish it first")
         self._asleep = {"weights", "kv_cache"}
-        if level == 2:
+        if level == 2 and not self._survives_deep_sleep:
             self._version = None
 
     def wake(self, tags: Iterable[MemoryTag]) -> None:
@@ -62,6 +67,7 @@ class WeightState:
             raise RuntimeError("the rollout engine's weights are being updated; finish_weight_update(version) comes first")
         if self._version is None:
             raise RuntimeError(
-                "the rollout engine holds no valid weights (never synced, or dropped by a deep sleep); "
+                "the rollout engine holds no valid weights (never synced, the actor has moved on, or a deep sleep dropped "
+                "them); "
                 "push the actor's weights before generate"
             )

@@ -77,4 +77,5 @@ class PpoTrainer:
         if step <= self._critic_warmup_steps:
             return critic_metrics
         with self._timers("update_actor"):
+            self.weight_sync.invalidate()
             return {**critic_metrics, **self._actor.update(experience, seed)}

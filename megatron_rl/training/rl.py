@@ -40,7 +40,13 @@ from megatron_rl.training.roles import (
     UpdateCut,
     ValueModel,
 )
-from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, build_weight_sync
+from megatron_rl.training.rollout_assembly import (
+    RolloutSide,
+    build_rollout_side,
+    build_weight_sync,
+    plan_weight_sync,
+    weights_to_share,
+)
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.throughput_metrics import ThroughputMeter
@@ -112,14 +118,15 @@ def _build(
     reference: Reference = NullReference()
     if config.uses_reference:
         reference = FrozenReference(build_reference(job))
-    rollout = build_rollout_side(job, tokenizer)
+    plan = plan_weight_sync(job, roles["actor"])
+    rollout = build_rollout_side(job, tokenizer, weights_to_share(job, roles["actor"], plan))
     memory = PhaseMemory(gauge_of(job.platform.device))
     timers = Timers(device_synchronizer(job.platform.device), watch=memory)
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
     trainer = PpoTrainer(
         generator=rollout.generator,
         sampling=rollout.sampling,
-        weight_sync=build_weight_sync(job, roles["actor"], rollout.engine),
+        weight_sync=build_weight_sync(job, roles["actor"], rollout.engine, plan),
         scorer=scorer,
         builder=ExperienceBuilder(
             algorithm=config.algorithm,

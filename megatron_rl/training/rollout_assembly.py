@@ -1,17 +1,23 @@
-"""Building the rollout side of a job: engine, generator, weight sync."""
+"""Building the rollout side of a job, in this order: actor, plan, engine (which may adopt weights), weight sync."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from megatron_rl.config.world import max_model_len
 from megatron_rl.data.tokenizer import Tokenizer
-from megatron_rl.resharding.executor import ReshardExecutor
+from megatron_rl.resharding.aliasing import alias_report, summarise_report, with_aliases
+from megatron_rl.resharding.executor import ReshardExecutor, aliased_runs
+from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
+from megatron_rl.resharding.verify import verify_transfer
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.sampling import SamplingSettings
@@ -34,8 +40,16 @@ class RolloutSide:
     validation_sampling: SamplingSettings
 
 
-def build_rollout_side(job: Job, tokenizer: Tokenizer) -> RolloutSide:
-    """Start this rank's engine shard; its weights are not valid before a sync. Collectives: all ranks."""
+def build_rollout_side(job: Job, tokenizer: Tokenizer, shared: Mapping[str, Tensor] | None = None) -> RolloutSide:
+    """Start this rank's engine shard; its weights are not valid before a sync.
+
+    Args:
+        job: the job.
+        tokenizer: gives the ids that end a response.
+        shared: parameters that live in the trainer's storage, see ``weights_to_share``; None = the engine owns all.
+
+    Collectives: all ranks.
+    """
     config = job.config
     spec = EngineSpec(
         model_folder=_model_folder(job),
@@ -44,6 +58,7 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer) -> RolloutSide:
         device=job.platform.device,
         dtype=job.platform.dtype,
         max_model_len=max_model_len(config),
+        shared=shared or {},
     )
     engine = VllmEngine(spec, job.host_group)
     seed = config.trainer.seed if config.rollout.seed is None else config.rollout.seed
@@ -57,8 +72,8 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer) -> RolloutSide:
     )
 
 
-def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine) -> WeightSync:
-    """Plan the transfer from the actor's layout to the engine's and bind it. Collectives: all ranks compare plans."""
+def plan_weight_sync(job: Job, actor: MegatronRole) -> ReshardPlan:
+    """Plan the transfer from the actor's layout to the engine's; what can stay where it is, is aliased if so configured."""
     model = job.config.model
     plan = plan_reshard(
         logical_tensors(model),
@@ -69,15 +84,42 @@ def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine) -> Weig
         itemsize=job.platform.dtype.itemsize,
         budget_bytes=job.config.weight_sync.budget_bytes,
     )
-    executor = ReshardExecutor(
-        plan,
-        job.rank,
-        actor.named_local_parameters(),
-        engine.parameters(),
-        dist.group.WORLD,
-        job.config.weight_sync.budget_bytes,
+    same_dtype = all(parameter.dtype == job.platform.dtype for parameter in actor.parameters.values())
+    if job.config.weight_sync.alias and same_dtype:
+        plan = with_aliases(plan)
+    job.say(_summary(plan, job.rank))
+    return plan
+
+
+def weights_to_share(job: Job, actor: MegatronRole, plan: ReshardPlan) -> dict[str, Tensor]:
+    """What the engine reads from the actor's own storage on this rank.
+
+    The actor must be complete: its optimizer, when built, moves the weights into buffers of its own.
+    """
+    return aliased_runs(plan, job.rank, actor.parameters)
+
+
+def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine, plan: ReshardPlan) -> WeightSync:
+    """Bind a plan to its two sides. Collectives: all ranks compare plans."""
+    sources, destinations, settings = actor.named_local_parameters(), engine.parameters(), job.config.weight_sync
+    executor = ReshardExecutor(plan, job.rank, sources, destinations, dist.group.WORLD, settings.budget_bytes)
+    verify = partial(
+        verify_transfer,
+        logical_tensors(job.config.model),
+        role_weights(job, actor)(job.rank),
+        sources,
+        vllm_rules_layout(job.config.model, job.rollout_layout)(job.rank),
+        destinations,
+        job.host_group,
     )
-    return WeightSync(executor, plan, engine)
+    return WeightSync(executor, plan, engine, verify if settings.verify else None)
+
+
+def _summary(plan: ReshardPlan, rank: int) -> str:
+    cost = plan.cost(rank)
+    parts = ("aliased", cost.aliased_bytes), ("copied", cost.copied_bytes), ("received", cost.received_bytes)
+    listed = ", ".join(f"{size / 2**20:.1f} MiB {how}" for how, size in parts)
+    return "\n".join(filter(None, [f"weight sync, rank {rank}: {listed}", summarise_report(alias_report(plan, rank))]))
 
 
 def _model_folder(job: Job) -> Path:

@@ -17,8 +17,14 @@ from megatron_rl.training.export import export_actor
 from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
-from megatron_rl.training.rollout_assembly import build_rollout_side, build_weight_sync
+from megatron_rl.training.rollout_assembly import (
+    build_rollout_side,
+    build_weight_sync,
+    plan_weight_sync,
+    weights_to_share,
+)
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
+from megatron_rl.types.metrics import Metrics
 from tests.end_to_end.policies import reference_logprobs
 
 PROMPTS = PromptBatch(
@@ -42,6 +48,8 @@ class Agreement:
     """Engine parameters whose bits differ from what the engine's own loader makes of the exported folder."""
     num_parameters: int
     bound_ratio: float
+    aliased_bytes: float
+    """Over all ranks."""
 
 
 def engine_agreement(configs: dict[str, RunConfig], folder: Path) -> dict[str, list[Agreement]]:
@@ -54,21 +62,23 @@ def _both_syncs(config: RunConfig, folder: Path) -> list[Agreement]:
     actor = build_actor(job, 1, config.rollout.temperature)
     assert config.model.tokenizer is not None
     # For its special ids alone: the prompts are ids already, and the vocabulary is smaller than the tokenizer's.
-    side = build_rollout_side(job, load_tokenizer(config.model.tokenizer))
-    sync = build_weight_sync(job, actor, side.engine)
+    plan = plan_weight_sync(job, actor)
+    side = build_rollout_side(job, load_tokenizer(config.model.tokenizer), weights_to_share(job, actor, plan))
+    sync = build_weight_sync(job, actor, side.engine, plan)
     found = []
     for version in range(2):
         metrics = sync.push(version)
         rollouts, _ = side.generator.generate(PROMPTS, side.sampling, step=version, policy_version=version)
         exported = folder / f"version{version}"
         export_actor(job, actor, exported)
-        found.append(_compare(actor, side.engine, rollouts, exported, metrics["sync/bound_ratio"].value))
+        found.append(_compare(actor, side.engine, rollouts, exported, metrics))
+        sync.invalidate()
         _move(actor)
     side.engine.shutdown()
     return found
 
 
-def _compare(actor: MegatronRole, engine: VllmEngine, rollouts: RolloutBatch, exported: Path, ratio: float) -> Agreement:
+def _compare(actor: MegatronRole, engine: VllmEngine, rollouts: RolloutBatch, exported: Path, metrics: Metrics) -> Agreement:
     trainer, _ = actor.score(rollouts)
     reference = reference_logprobs(exported, rollouts, actor.temperature)
     engine_logprobs = rollouts.rollout_logprobs_BS.numpy()
@@ -81,12 +91,13 @@ def _compare(actor: MegatronRole, engine: VllmEngine, rollouts: RolloutBatch, ex
         reference_difference=float(np.abs(reference - engine_logprobs).max()),
         unequal_parameters=[name for name in loaded if not torch.equal(loaded[name], synced[name])],
         num_parameters=len(loaded),
-        bound_ratio=ratio,
+        bound_ratio=metrics["sync/bound_ratio"].value,
+        aliased_bytes=metrics["sync/bytes_aliased"].value,
     )
 
 
 def _load_by_engine(engine: VllmEngine, exported: Path) -> None:
-    """Overwrite every weight, then let vLLM read the folder by its own rules."""
+    """Overwrite every weight, the actor's where they are shared, then let vLLM read the folder by its own rules."""
     for parameter in engine.parameters().values():
         parameter.fill_(torch.nan)
     model = engine._model()

@@ -15,6 +15,7 @@ from tests.support.distributed import run_distributed
 pytestmark = pytest.mark.vllm
 
 CASES = {
+    "qwen2-tp2-to-tp2": (2, "qwen2", {"tensor": 2}, 2),
     "qwen2-tp2-to-tp1dp2": (2, "qwen2", {"tensor": 2}, 1),
     "qwen2-pp2-to-tp2": (2, "qwen2", {"pipeline": 2}, 2),
     "llama_tied-pp2-to-tp1dp2": (2, "llama_tied", {"pipeline": 2, "virtual_pipeline": 2}, 1),
@@ -24,6 +25,8 @@ CASES = {
     "llama_tied-tp2pp2-to-tp2dp2": (4, "llama_tied", {"tensor": 2, "pipeline": 2}, 2),
 }
 """Ranks, family, the actor's degrees, the engine's tensor-parallel degree (the rest is its data parallelism)."""
+COPIED = ("qwen3-pp2-to-tp2", "llama_tied-dp2-to-tp2")
+"""Run with weight_sync.alias=false; elsewhere the engine reads in place what it can."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,7 @@ def agreements(tmp_path_factory: pytest.TempPathFactory):
                     "rollout.ignore_eos=true",
                     f"rollout.tensor_parallel_size={rollout_tensor}",
                     "weight_sync.budget_mib=1",
+                    f"weight_sync.alias={'false' if name in COPIED else 'true'}",
                     "actor.parallel.tensor=1",
                     *(f"actor.parallel.{key}={str(value).lower()}" for key, value in degrees.items()),
                 ]
@@ -73,3 +77,4 @@ def test_sync_writes_what_the_engines_own_loader_would(case: str, agreements) ->
             assert found.num_parameters > 4 * 6
             assert not found.unequal_parameters
             assert found.bound_ratio >= 1.0
+            assert (found.aliased_bytes > 0) == (case not in COPIED)

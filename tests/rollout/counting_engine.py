@@ -55,6 +55,9 @@ class CountingEngine:
     def parameters(self) -> dict[str, Tensor]:
         return {}
 
+    def invalidate_weights(self) -> None:
+        self._state.invalidate()
+
     def begin_weight_update(self) -> None:
         self._state.begin_update()
 

@@ -84,3 +84,25 @@ def test_out_of_order_calls_are_rejected() -> None:
     sleeping.sleep(1)
     with pytest.raises(RuntimeError, match="sleeping engine"):
         sleeping.begin_update()
+
+
+def test_invalidate_rejects_generate_until_the_next_update_even_asleep() -> None:
+    state = _synced()
+    state.sleep(1)
+    state.invalidate()
+    state.wake(["weights", "kv_cache"])
+    with pytest.raises(RuntimeError, match="the actor has moved on"):
+        state.require_ready()
+    state.begin_update()
+    state.finish_update(4)
+    state.require_ready()
+
+
+def test_weights_outside_the_pool_survive_sleep_level_2() -> None:
+    state = WeightState(survives_deep_sleep=True)
+    state.begin_update()
+    state.finish_update(6)
+    state.sleep(2)
+    state.wake(["weights", "kv_cache"])
+    state.require_ready()
+    assert state.version == 6
