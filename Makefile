@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 
 # Pure packages: no torch, or torch functions without state. They are type-checked strictly.
 PURE := megatron_rl/config megatron_rl/types megatron_rl/parallel/layout.py megatron_rl/algorithms \
-        megatron_rl/resharding megatron_rl/estimator launchers
+        megatron_rl/resharding megatron_rl/estimator megatron_rl/sweep launchers
 SOURCES := megatron_rl hydra_conf kernels launchers tests setup.py $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help

@@ -34,6 +34,7 @@ LAYERS = {
     "observability": 4,
     "training": 5,
     "report": 5,
+    "sweep": 5,
     "launchers": 5,
     "cli": 6,
 }
@@ -65,6 +66,7 @@ TORCH_FREE = (
     "megatron_rl/config/",
     "megatron_rl/estimator/",
     "megatron_rl/report/",
+    "megatron_rl/sweep/",
     "megatron_rl/parallel/layout.py",
     "megatron_rl/resharding/spec.py",
     "megatron_rl/resharding/planner.py",
@@ -76,6 +78,10 @@ TORCH_FREE = (
     "megatron_rl/cli/compose.py",
     "megatron_rl/cli/report.py",
     "megatron_rl/cli/watch.py",
+    "megatron_rl/cli/sweep.py",
+    "megatron_rl/cli/sweep_results.py",
+    "megatron_rl/cli/probe.py",
+    "megatron_rl/cli/probe_results.py",
     "launchers/",
     "hydra_conf/",
 )

@@ -85,6 +85,7 @@ def modelled_point(
         phase_s=phases,
         phase_std_s=dict.fromkeys(phases),
         memory_gib={phase: sum(parts.values()) for phase, parts in answer.memory_gib[0].phases.items()},
+        peak_gib=answer.peak_mem_per_gpu,
         gpu_hours=None,
         price_per_gpu_hour=price_per_gpu_hour,
         note=f"model output for {answer.gpus}" + ("" if answer.fits else f": {answer.verdict}"),

@@ -33,6 +33,8 @@ class PointResult:
     phase_std_s: Mapping[str, float | None]
     memory_gib: Mapping[str, float]
     """Phase -> peak of the fullest rank."""
+    peak_gib: float | None
+    """What a card must have."""
     gpu_hours: float | None
     """That the point itself took; None for the model."""
     price_per_gpu_hour: float | None
@@ -44,11 +46,6 @@ class PointResult:
     def steps_per_s(self) -> float:
         """Of the whole job."""
         return 1 / self.step_s
-
-    @property
-    def peak_gib(self) -> float | None:
-        """Of the fullest rank in the fullest phase."""
-        return max(self.memory_gib.values(), default=None)
 
     @property
     def cost_usd(self) -> float | None:
@@ -105,6 +102,7 @@ def measured_point(
         phase_s={phase.phase: phase.seconds.mean for phase in statistics.phases},
         phase_std_s={phase.phase: phase.seconds.std for phase in statistics.phases},
         memory_gib=statistics.memory_gib,
+        peak_gib=statistics.peak_gib,
         gpu_hours=(statistics.total_s if wall_s is None else wall_s) * num_ranks / 3600,
         price_per_gpu_hour=price_per_gpu_hour,
         reward=None if statistics.reward is None else statistics.reward.last_mean,

@@ -12,6 +12,7 @@ from megatron_rl.observability.sinks import Record, read_metrics
 
 METRICS_FILE = "metrics.jsonl"
 STEP, TOKENS, REWARD = "timing_s/step", "perf/total_num_tokens", "reward/mean"
+RESERVED = "perf/cuda_memory_reserved_gb"
 _PREFIX, _OUTSIDE = "timing_s/", ("timing_s/step", "timing_s/testing")
 _MEMORY_PREFIX, _MEMORY_SUFFIX = "memory/", "_gib"
 
@@ -53,6 +54,8 @@ class StepStatistics:
     """All tokens over all seconds, not the mean of the steps' rates."""
     memory_gib: Mapping[str, float]
     """Phase -> peak of the fullest rank over all steps, the warm-up included: it has to fit as well."""
+    reserved_gib: float | None
+    """Most that the GPU's allocator held, fragments included; None on a CPU."""
     reward: Trend | None
     total_s: float
     """Of all steps, warm-up and validation included."""
@@ -64,8 +67,8 @@ class StepStatistics:
 
     @property
     def peak_gib(self) -> float | None:
-        """Of the fullest rank in the fullest phase."""
-        return max(self.memory_gib.values(), default=None)
+        """What a card must have: all that was reserved; on a CPU the fullest phase of the fullest rank."""
+        return max(self.memory_gib.values(), default=None) if self.reserved_gib is None else self.reserved_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,7 @@ def step_statistics(attempts: Sequence[Sequence[Record]], warmup_steps: int) -> 
         tokens_per_step=fmean(tokens),
         tokens_per_s=sum(tokens) / (step_s.mean * len(steps)),
         memory_gib=_memory(every),
+        reserved_gib=max((value for record in every if (value := record.get(RESERVED)) is not None), default=None),
         reward=trend(rewards) if rewards else None,
         total_s=sum(_value(record, name) for record in every for name in _OUTSIDE),
     )

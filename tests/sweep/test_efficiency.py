@@ -23,6 +23,7 @@ def point(ranks: int, phases: dict[str, float], tokens: float = 1000.0, source: 
         phase_s=phases,
         phase_std_s=dict.fromkeys(phases),
         memory_gib={},
+        peak_gib=None,
         gpu_hours=None,
         price_per_gpu_hour=None,
     )

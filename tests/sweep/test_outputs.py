@@ -30,6 +30,7 @@ SMALL = PointResult(
     phase_s={"gen": 1.5, "update_actor": 0.495, "other": 0.005},
     phase_std_s={"gen": 0.2, "update_actor": None, "other": 0.001},
     memory_gib={"gen": 3.0, "update_actor": 5.0},
+    peak_gib=5.0,
     gpu_hours=0.5,
     price_per_gpu_hour=4.0,
 )

@@ -69,6 +69,12 @@ def test_step_statistics_memory_counts_the_warmup_too() -> None:
     assert found is not None and found.memory_gib == {"gen": 7.0} and found.peak_gib == 7.0
 
 
+def test_step_statistics_peak_is_what_the_allocator_reserved() -> None:
+    gpu = {"memory/gen_gib": 7.0, "perf/cuda_memory_reserved_gb": 9.0}
+    found = step_statistics([[record(1, 1.0, 1.0, **gpu), record(2, 1.0, 1.0)]], warmup_steps=0)
+    assert found is not None and found.peak_gib == 9.0
+
+
 def test_one_step_has_no_spread() -> None:
     assert Spread.of([2.0]) == Spread(2.0, None)
 
