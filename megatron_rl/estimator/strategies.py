@@ -215,7 +215,7 @@ class Search:
             RoleSetup(
                 name=name,
                 layout=layout,
-                micro_batch_tokens=micro_batch_tokens,
+                micro_batch_tokens=min(micro_batch_tokens, self._share_tokens(layout)),
                 recompute=recompute,
                 trained=name != "reference",
             )
@@ -232,6 +232,12 @@ class Search:
         deployment, memory = self._with_cache(deployment, usable)
         times = self.times(deployment, plan=False)
         return Strategy(pool=self.pool, deployment=deployment, memory=memory, times=times, usable_bytes=usable)
+
+    def _share_tokens(self, layout: ParallelLayout) -> int:
+        """Most tokens one data-parallel rank has in an optimizer step: no micro-batch gets larger."""
+        work = self.workload
+        samples = -(-work.samples_per_step * work.actor_passes // work.actor_optimizer_steps)
+        return -(-samples // layout.data) * work.longest_sample_tokens
 
     def _engine(self, tensor: int) -> EngineSetup:
         return EngineSetup(

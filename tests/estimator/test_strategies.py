@@ -72,6 +72,12 @@ def test_search_gives_the_cache_what_it_wants_and_no_more() -> None:
     assert engine.kv_cache_bytes == 8 * 64 * 16 * 28 * 2 * 4 * 128 * 2
 
 
+def test_search_makes_no_micro_batch_larger_than_a_ranks_share() -> None:
+    found, _ = search(work=replace(WORK, prompts_per_step=16, actor_optimizer_steps=2)).run()
+    sizes = {s.deployment.roles[0].layout.data: s.deployment.roles[0].micro_batch_tokens for s in found}
+    assert sizes == {1: 8 * 1024, 2: 4 * 1024, 4: 2 * 1024}
+
+
 def test_search_on_a_smaller_card_recomputes() -> None:
     def lightest(gpu: str) -> Strategy:
         found, _ = search("qwen2_5_1_5b", gpu, 1).run()
