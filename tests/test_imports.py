@@ -80,6 +80,7 @@ TORCH_FREE = (
     "megatron_rl/cli/watch.py",
     "megatron_rl/cli/sweep.py",
     "megatron_rl/cli/sweep_results.py",
+    "megatron_rl/cli/sweep_slurm.py",
     "megatron_rl/cli/probe.py",
     "megatron_rl/cli/probe_results.py",
     "launchers/",

@@ -16,6 +16,7 @@ from launchers.sweep_plan import Host, PlannedPoint, SweepPlan, plan_sweep
 from launchers.sweep_points import ALIASES, split_values
 from launchers.sweep_spec import SweepSpec, read_content, spec_keys, spec_of
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.sweep_slurm import require_scripts, submit_point
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.loading import group_choices
 from megatron_rl.config.spelling import nearest_choice
@@ -110,11 +111,15 @@ def _run(spec: SweepSpec, dry_run: bool) -> int:
     if "RANK" in os.environ:
         raise ConfigError(["sweep: RANK is set, so this is one rank of a job; a sweep starts its jobs itself"])
     plan = plan_sweep(spec, compose_run, this_host())
+    queued = plan.points[0].config.launcher.name == "slurm" and "SLURM_JOB_ID" not in os.environ
+    scripts = require_scripts(plan, submits=not dry_run) if queued else []
     print(f"sweep of {len(plan.points)} points in {plan.folder}", flush=True)
     if dry_run:
         _print_points(plan)
+        for script in scripts:
+            print(f"\n# {script.path}\n{script.text}", end="")
         return 0
-    code = run_sweep(plan, start_point)
+    code = run_sweep(plan, submit_point if queued else start_point)
     show(plan.folder)
     return code
 
@@ -133,7 +138,7 @@ def this_host() -> Host:
 
 
 def start_point(planned: PlannedPoint) -> Started:
-    """Run one point to its end on this machine."""
+    """Run one point to its end, on this machine or in this allocation."""
     return Started(exit_code=launch_task("train", planned.config))
 
 

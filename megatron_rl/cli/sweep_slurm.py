@@ -1,0 +1,85 @@
+"""Points of a sweep as Slurm jobs: one batch script each, submitted at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launchers.slurm import batch_job, sbatch_script
+from launchers.slurm_client import client_problem, submit
+from launchers.submit import resolve_world
+from launchers.sweep import Started
+from launchers.sweep_plan import PlannedPoint, SweepPlan
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.run_files import experiment_dir
+
+GIVEN_BY_THE_SCRIPT = ("trainer.nnodes", "trainer.n_gpus_per_node", "launcher")
+"""Keys that the script takes from its allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointScript:
+    """A batch script and where it is written."""
+
+    path: Path
+    text: str
+
+
+def point_script(planned: PlannedPoint) -> PointScript:
+    """The batch script of a point, in the point's own folder; the job is named after sweep and point.
+
+    Raises:
+        ConfigError: what no cluster could run.
+    """
+    resolved = resolve_world("train", _on_a_node(planned.config), runs_here=False)
+    folder = experiment_dir(resolved) / "slurm"
+    overrides = tuple(text for text in planned.point.overrides if text.partition("=")[0] not in GIVEN_BY_THE_SCRIPT)
+    job = batch_job(resolved, "train", overrides, folder / "%j.out")
+    named = replace(job, name=f"{resolved.trainer.project_name}-{planned.point.name}")
+    return PointScript(folder / "train.sbatch", sbatch_script(named))
+
+
+def require_scripts(plan: SweepPlan, *, submits: bool) -> list[PointScript]:
+    """Scripts of all points, made before the first is submitted.
+
+    Raises:
+        ConfigError: every problem of every point, and, where ``submits``, what keeps this machine from submitting.
+    """
+    problem = client_problem(plan.points[0].config.launcher) if submits else None
+    problems = [] if problem is None else [problem]
+    scripts = []
+    for planned in plan.points:
+        try:
+            scripts.append(point_script(planned))
+        except ConfigError as failure:
+            problems += [f"{planned.point.name}: {text}" for text in failure.problems]
+    if problems:
+        raise ConfigError(problems)
+    return scripts
+
+
+def submit_point(planned: PlannedPoint) -> Started:
+    """Write the script and hand it to sbatch.
+
+    Raises:
+        ConfigError: Slurm refuses it, in its words.
+    """
+    script = point_script(planned)
+    script.path.parent.mkdir(parents=True, exist_ok=True)
+    script.path.write_text(script.text)
+    try:
+        job_id = submit(script.path, Path.cwd())
+    except ValueError as failure:
+        raise ConfigError([str(failure)]) from None
+    print(f"submitted job {job_id} ({script.path})", flush=True)
+    return Started(job_id=job_id)
+
+
+def _on_a_node(config: RunConfig) -> RunConfig:
+    """Where ``trainer.device`` is auto the nodes have GPUs, whatever this machine has."""
+    trainer = config.trainer
+    if trainer.device != "auto":
+        return config
+    dtype = "bfloat16" if trainer.dtype == "auto" else trainer.dtype
+    return config.model_copy(update={"trainer": trainer.model_copy(update={"device": "cuda", "dtype": dtype})})

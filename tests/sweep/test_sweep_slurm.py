@@ -1,0 +1,84 @@
+"""Points as Slurm jobs: scripts of the right size, submitted through a stand-in for sbatch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launchers.sweep_state import read_record
+from megatron_rl.cli.main import main
+
+COMMAND = [
+    "sweep",
+    "scaling",
+    "gpus=8,16",
+    "gpus_per_node=4",
+    "experiment=tiny_cpu",
+    "launcher=slurm",
+    "launcher.requeue=false",
+    "actor.parallel.tensor=1",
+    "data.train_batch_size=64",
+]
+FAKE_SBATCH = """#!/bin/bash
+for last; do :; done
+echo "$last" >> "$FAKE_SLURM/submitted"
+echo $((4000 + $(wc -l < "$FAKE_SLURM/submitted")))
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on PATH with an sbatch that numbers its jobs and writes down the scripts' paths."""
+    folder = tmp_path / "slurm_client"
+    folder.mkdir()
+    for name, text in (("sbatch", FAKE_SBATCH), ("sinfo", "#!/bin/bash\necho main\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("FAKE_SLURM", str(folder))
+    for name in ("RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def options(script: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
+
+
+def test_sweep_submits_one_job_a_point(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = f"trainer.output_dir={tmp_path}"
+    assert main([*COMMAND, output]) == 0
+    scripts = [Path(line) for line in (slurm / "submitted").read_text().splitlines()]
+    folder = tmp_path / "scaling_strong"
+    assert scripts == [folder / "gpus_8" / "slurm" / "train.sbatch", folder / "gpus_16" / "slurm" / "train.sbatch"]
+    found = [options(script.read_text()) for script in scripts]
+    assert [(one["job-name"], one["nodes"], one["ntasks-per-node"]) for one in found] == [
+        ("scaling_strong-gpus_8", "2", "4"),
+        ("scaling_strong-gpus_16", "4", "4"),
+    ]
+    assert len({one["output"] for one in found}) == 2
+    assert "trainer.experiment_name=gpus_16" in scripts[1].read_text()
+    assert "master_port" not in scripts[0].read_text(), "two jobs on one node must not share a port"
+    records = [read_record(folder, name) for name in ("gpus_8", "gpus_16")]
+    assert [(record.state, record.job_id) for record in records if record] == [("submitted", "4001"), ("submitted", "4002")]
+    assert "0 steps so far, job 4001" in capsys.readouterr().out
+    assert main([*COMMAND, output]) == 0
+    assert len((slurm / "submitted").read_text().splitlines()) == 2, "submitted twice"
+
+
+def test_sweep_dry_run_shows_every_script(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, f"trainer.output_dir={tmp_path}", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("#SBATCH --job-name=scaling_strong-gpus_") == 2
+    assert not (slurm / "submitted").exists() and not (tmp_path / "scaling_strong").exists()
+
+
+def test_sweep_rejects_a_machine_without_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert main([*COMMAND, f"trainer.output_dir={tmp_path}"]) == 2
+    assert "there is no sbatch on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "scaling_strong").exists()
