@@ -51,6 +51,18 @@ COMMANDS = {
         takes_overrides=False,
         usage="model=PRESET gpu=CARD num_gpus=N [key=value ...] [--json]; without arguments: every key",
     ),
+    "sweep": Command(
+        "megatron_rl.cli.sweep:run",
+        "run a scaling curve or a grid, each point its own run",
+        takes_overrides=False,
+        usage="scaling|grid|results|--config FILE [key=value ...] [--dry-run]; without arguments: every key",
+    ),
+    "probe": Command(
+        "megatron_rl.cli.probe:run",
+        "try a few steps: memory, time, cost, verdict",
+        takes_overrides=False,
+        usage="num_train_steps=100 [key=value ...]; without arguments: every key",
+    ),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
 
