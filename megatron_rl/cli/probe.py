@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ def run(argv: list[str]) -> int:
 
 def plan_probe(argv: Sequence[str]) -> Probe:
     """Split and compose a probe's command line. Raises ConfigError with every problem of spelling."""
+    if "RANK" in os.environ:
+        raise ConfigError(["probe: RANK is set, so this is one rank of a job; a probe starts its ranks itself"])
     spec, overrides = _split(argv)
     whole = compose_run(overrides)
     if spec.num_train_steps <= spec.warmup_steps:
@@ -119,10 +122,13 @@ def _schedule_of(whole: RunConfig, total_steps: int) -> dict[str, int]:
 
 
 def _steps_per_epoch(config: RunConfig) -> int:
-    """Whole batches in the training prompts, which are read and rendered for it."""
+    """Whole batches in the training prompts, which are read and rendered for it. Raises ConfigError where they cannot be."""
     from megatron_rl.data.prompts import load_prompts, tokenizer_of
 
-    prompts = load_prompts(config.data, tokenizer_of(config.model), "train").prompts
+    try:
+        prompts = load_prompts(config.data, tokenizer_of(config.model), "train").prompts
+    except ValueError as failure:
+        raise ConfigError([str(failure)]) from None
     return max(1, len(prompts) // config.data.train_batch_size)
 
 

@@ -49,6 +49,9 @@ def require_scripts(plan: SweepPlan, *, submits: bool) -> list[PointScript]:
     problem = client_problem(plan.points[0].config.launcher) if submits else None
     problems = [] if problem is None else [problem]
     scripts = []
+    port = plan.points[0].config.launcher.master_port
+    if port is not None:
+        problems.append(f"launcher.master_port={port}: jobs of a sweep may meet on a node; leave it out, each then has its own")
     for planned in plan.points:
         try:
             scripts.append(point_script(planned))

@@ -45,8 +45,9 @@ def test_typed_content_of_a_grid_varies_what_has_several_values() -> None:
         (["probe", "num_train_step=3"], "did you mean num_train_steps?"),
         (["probe", "num_train_steps=0"], "num_train_steps: got 0"),
         (["probe", "experiment=tiny_cpu", "num_train_steps=1"], "no step is left to measure"),
+        (["probe", "model=qwen2_7b", "data=spell_backward"], "model.tokenizer_path and model.path are both null"),
     ],
-    ids=["kind", "own_key", "config_key", "results", "file", "probe_key", "no_steps", "only_warmup"],
+    ids=["kind", "own_key", "config_key", "results", "file", "probe_key", "no_steps", "only_warmup", "no_tokenizer"],
 )
 def test_commands_reject_typos(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2

@@ -82,3 +82,9 @@ def test_sweep_rejects_a_machine_without_sbatch(
     assert main([*COMMAND, f"trainer.output_dir={tmp_path}"]) == 2
     assert "there is no sbatch on this machine" in capsys.readouterr().err
     assert not (tmp_path / "scaling_strong").exists()
+
+
+def test_sweep_rejects_one_port_for_all_jobs(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, f"trainer.output_dir={tmp_path}", "launcher.master_port=29500"]) == 2
+    assert "launcher.master_port=29500: jobs of a sweep may meet on a node" in capsys.readouterr().err
+    assert not (slurm / "submitted").exists()
