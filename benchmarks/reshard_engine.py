@@ -1,0 +1,159 @@
+"""Actor and vLLM engine in one process: shared weights, copied weights, and what most frameworks do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.reshard_figures import Figure, Timing, time_runs
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.training import TrainedRoleConfig
+from megatron_rl.ops import prepare_strided_copies
+from megatron_rl.parallel.layout import ParallelLayout, padded_vocab_size
+from megatron_rl.resharding.aliasing import with_aliases
+from megatron_rl.resharding.executor import ReshardExecutor, aliased_runs
+from megatron_rl.resharding.fabric import CPU_HOST, H200_NODE, predict_seconds
+from megatron_rl.resharding.megatron_layout import megatron_layout
+from megatron_rl.resharding.plan import ReshardPlan
+from megatron_rl.resharding.planner import plan_reshard
+from megatron_rl.resharding.spec import RankFragments
+from megatron_rl.resharding.verify import fragment_view
+from megatron_rl.resharding.vllm_rules import vllm_rules_layout
+from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
+from megatron_rl.training.job import Job
+from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.weight_sync import WeightSync
+from megatron_rl.weights.hf_config import hf_config
+from megatron_rl.weights.names import logical_tensors
+
+_GIB = 2**30
+
+
+class EngineCase:
+    """One model on one rank, trained at TP1 and sampled at TP1."""
+
+    def __init__(self, config: RunConfig, folder: Path, *, trained: bool) -> None:
+        """Build the actor, then the engine on its weights; ``trained``: with gradients, optimizer and its buffers."""
+        self.job = job = Job.join(config, folder)
+        assert job.world_size == 1, "the engine case is for one rank; use --pairs for more"
+        model, dtype = config.model, job.platform.dtype
+        self.actor = MegatronRole.build(
+            model, TrainedRoleConfig() if trained else None, ParallelLayout(), job.registry, job.platform
+        )
+        stored = megatron_layout(model, ParallelLayout(), padded_vocab_size(model.vocab_size, 1))
+        self.fragments: RankFragments = stored(0)
+        self.plan: ReshardPlan = plan_reshard(
+            logical_tensors(model),
+            stored,
+            [0],
+            vllm_rules_layout(model, job.rollout_layout),
+            [0],
+            itemsize=dtype.itemsize,
+            budget_bytes=config.weight_sync.budget_bytes,
+        )
+        self.aliased = with_aliases(self.plan)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(hf_config(model, dtype=str(dtype).removeprefix("torch."))))
+        spec = EngineSpec(
+            model_folder=folder,
+            rollout=config.rollout,
+            layout=job.rollout_layout,
+            device=job.platform.device,
+            dtype=dtype,
+            max_model_len=256,
+            shared=aliased_runs(self.aliased, 0, self.actor.parameters),
+        )
+        before = self._allocated()
+        self.engine = VllmEngine(spec, job.host_group)
+        self.held_by_start_bytes = self._allocated() - before
+
+    def measure(self, repeats: int) -> Iterator[Figure]:
+        """Shared weights first, as long as there is no second copy of them."""
+        parameters = self.engine.parameters()
+        budget = self.job.config.weight_sync.budget_bytes
+        executor = ReshardExecutor(self.aliased, 0, self.actor.parameters, parameters, None, budget)
+        sync = WeightSync(executor, self.aliased, self.engine)
+        timing = time_runs(lambda: sync.push(0), self.job.platform.device, repeats)
+        note = f"start of the engine left {self.held_by_start_bytes / _GIB:.2f} GiB allocated, KV cache included"
+        yield self._figure("shared weights, whole push", timing, self.aliased, note=note)
+        yield from self._copied(parameters, repeats)
+
+    def _copied(self, parameters: dict[str, Tensor], repeats: int) -> Iterator[Figure]:
+        device, expected = self.job.platform.device, dict(parameters)
+        own = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        executor = ReshardExecutor(self.plan, 0, self.actor.parameters, own, None, self.job.config.weight_sync.budget_bytes)
+        yield self._checked("copied by the plan", time_runs(executor.run, device, repeats), own, expected)
+        _forget(own)
+        pairs = [
+            (
+                _strided(self.actor.parameters[p.source], p.shape, p.source_strides, p.source_offset),
+                _strided(own[p.destination], p.shape, p.destination_strides, p.destination_offset),
+            )
+            for p in self.plan.copies[0]
+        ]
+        kernel = prepare_strided_copies([s for s, _ in pairs], [d for _, d in pairs])
+        yield self._checked("copied by the one-launch kernel", time_runs(kernel.run, device, repeats), own, expected)
+        _forget(own)
+        with self._engine_on(own) as model:
+            yield self._checked(
+                "exported whole + load_weights", time_runs(lambda: self._load(model), device, 3, 1), own, expected
+            )
+
+    def _load(self, model: Any) -> None:
+        """Whole tensors under their checkpoint names, read by the engine's own loader."""
+        held = ((f.tensor, fragment_view(f, self.actor.parameters[f.buffer])) for f in self.fragments)
+        model.load_weights(held)
+
+    @contextmanager
+    def _engine_on(self, own: dict[str, Tensor]) -> Iterator[Any]:
+        """The engine's model on weights of its own for a while. Nothing may generate meanwhile."""
+        model = self.engine._model()
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        home = {name: parameter.data for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+        try:
+            yield model
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = home[name]
+
+    def _checked(self, way: str, timing: Timing, own: dict[str, Tensor], expected: dict[str, Tensor]) -> Figure:
+        equal = all(torch.equal(own[name], expected[name]) for name in expected)
+        return self._figure(way, timing, self.plan, correct=equal)
+
+    def _figure(self, way: str, timing: Timing, plan: ReshardPlan, **fields: Any) -> Figure:
+        cost = plan.cost(0)
+        fabric = H200_NODE if self.job.platform.device.type == "cuda" else CPU_HOST
+        return Figure(
+            model=self.job.config.model.name,
+            case="tp1_to_tp1, actor and engine",
+            way=way,
+            seconds=timing.seconds,
+            low_s=timing.low_s,
+            high_s=timing.high_s,
+            peak_bytes=timing.peak_bytes,
+            aliased_bytes=cost.aliased_bytes,
+            copied_bytes=cost.copied_bytes,
+            bound_bytes=cost.bound_bytes,
+            predicted_s=None if "load_weights" in way else predict_seconds(plan, fabric),
+            **fields,
+        )
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.job.platform.device.type == "cuda" else 0
+
+
+def _forget(tensors: dict[str, Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor.zero_()
+
+
+def _strided(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
