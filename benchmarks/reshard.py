@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.reshard_figures import Figure, table
 from benchmarks.reshard_layouts import PAIRS, Transfer, measure_all, measure_packing, pairs_of
@@ -47,7 +48,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.ranks > 1 and "WORLD_SIZE" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_spawned, (arguments, f"{folder}/store"), nprocs=arguments.ranks)
+            start_processes(_spawned, (arguments, f"{folder}/store"), nprocs=arguments.ranks)
         return
     figures = _engine_figures(arguments) if arguments.engine else _layout_figures(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
