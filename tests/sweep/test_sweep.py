@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +21,8 @@ from launchers.sweep_state import PointRecord, read_manifest, read_record, settl
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +177,21 @@ def test_run_sweep_names_the_first_failing_rank(tmp_path: Path, monkeypatch: pyt
     assert record is not None and record.run_dir is not None
     assert record.reason == "rank 1 (exit code 7): ValueError: rank 1 is broken on purpose"
     assert Path(record.run_dir).parent == tmp_path / "s" / "a"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_run_sweep_stops_when_signalled(number: signal.Signals, tmp_path: Path) -> None:
+    """Real torchrun, fake worker: the ranks of the first point save, the second point never starts."""
+    command = [sys.executable, "-m", "tests.sweep.start_sweep", str(tmp_path)]
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MEGATRON_RL_ATTEMPT")}
+    job = subprocess.Popen(command, cwd=ROOT, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("s/n_4/2*/ready*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(number)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 85, output
+    record = read_record(tmp_path / "s", "n_4")
+    assert record is not None and record.state == "stopped"
+    assert "n_4 was told to stop, and the sweep with it" in output
+    assert not (tmp_path / "s" / "n_8").exists()
