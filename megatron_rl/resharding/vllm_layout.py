@@ -7,7 +7,7 @@ strides even on meta, so each recorded copy says which box of which checkpoint t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers import mla
 from vllm.model_executor.layers.fused_moe import expert_map_manager
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models import utils as model_utils
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from megatron_rl.resharding.boxes import Box, intersect, volume
@@ -38,19 +40,25 @@ def trace_vllm_layout(
     *,
     tensors: Sequence[LogicalTensor] | None = None,
     expert_parallel: bool = False,
+    stage: int = 0,
+    stages: int = 1,
 ) -> RankFragments:
-    """What rank ``tp_rank`` of ``tp_size`` stores, buffers named as in vLLM's ``named_parameters``.
+    """What rank ``tp_rank`` of ``tp_size`` in pipeline stage ``stage`` of ``stages`` stores.
 
-    ``hf_config_dir`` needs only config.json. ``tensors``: those of the checkpoint, derived from config.json where the
-    family is one that we train. ``expert_parallel``: whole experts are spread over the ranks.
+    Buffers are named as in vLLM's ``named_parameters``. ``hf_config_dir`` needs only config.json. ``tensors``: those of
+    the checkpoint, derived from config.json where the family is one that we train. ``expert_parallel``: whole experts are
+    spread over the ranks.
     Raises ValueError naming the tensor where the record is no full account of the loading: a copy from a tensor made on
     the way, a parameter not written exactly once, a checkpoint tensor that was never read.
     """
     if tensors is None:
         tensors = logical_tensors(model_config_from_hf(hf_config_dir))
-    with _fake_world(tp_size, tp_rank):
+    with _fake_world(_FakeGroup(tp_size, tp_rank), _FakeGroup(stages, stage)):
         model = _build_on_meta(hf_config_dir, tp_size, expert_parallel)
-        return _record_loading(model, tensors, skips_experts=expert_parallel)
+        # vLLM remembers the layers of other stages by the id of the model, which a later model may have again.
+        model_utils._model_to_pp_missing_layer_names.clear()
+        elsewhere = {t.name for t in tensors if stages > 1 or (expert_parallel and is_routed_expert(t.name))}
+        return _record_loading(model, tensors, elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,14 @@ class _FakeGroup:
 
 
 @contextmanager
-def _fake_world(tp_size: int, tp_rank: int) -> Iterator[None]:
-    """Answer for one rank of a tensor-parallel engine; whatever groups this process has come back afterwards."""
+def _fake_world(tensor: _FakeGroup, pipeline: _FakeGroup) -> Iterator[None]:
+    """Answer for one rank of an engine; whatever groups this process has come back afterwards."""
     saved = {name: getattr(parallel_state, name) for name in _GROUPS}
-    alone, tensor = _FakeGroup(1, 0), _FakeGroup(tp_size, tp_rank)
+    alone = _FakeGroup(1, 0)
+    groups = {"_TP": tensor, "_EP": tensor, "_WORLD": tensor, "_PP": pipeline}
     try:
         for name in _GROUPS:
-            setattr(parallel_state, name, tensor if name in ("_TP", "_EP", "_WORLD") else alone)
+            setattr(parallel_state, name, groups.get(name, alone))
         yield
     finally:
         for name, group in saved.items():
@@ -93,7 +102,7 @@ def _build_on_meta(hf_config_dir: Path, tp_size: int, expert_parallel: bool) -> 
     # Set afterwards: the arguments' own checks want as many devices as ranks.
     config.parallel_config.enable_expert_parallel = expert_parallel
     config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = tp_size
-    with set_default_torch_dtype(torch.float32), torch.device("meta"), _expert_map_on_cpu():
+    with set_default_torch_dtype(torch.float32), torch.device("meta"), _expert_map_on_cpu(), _latent_core_left_out():
         model: nn.Module = initialize_model(vllm_config=config)
     return model
 
@@ -112,6 +121,23 @@ def _expert_map_on_cpu() -> Iterator[None]:
         yield
     finally:
         expert_map_manager.determine_expert_map = original
+
+
+class _NoCore(nn.Module):
+    """Stands where the kernel of latent attention would be, which has no parameters and no CPU version."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+@contextmanager
+def _latent_core_left_out() -> Iterator[None]:
+    original = mla.MLAAttention
+    mla.MLAAttention = _NoCore
+    try:
+        yield
+    finally:
+        mla.MLAAttention = original
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +163,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _record_loading(model: nn.Module, tensors: Sequence[LogicalTensor], *, skips_experts: bool = False) -> RankFragments:
-    """``skips_experts``: other ranks read some of the experts."""
+def _record_loading(
+    model: nn.Module, tensors: Sequence[LogicalTensor], elsewhere: Collection[str] = frozenset()
+) -> RankFragments:
+    """``elsewhere``: tensors that other ranks may read instead."""
     parameters = dict(model.named_parameters())
     sources = {t.name: torch.empty(t.shape, device="meta") for t in tensors}
     buffer_of = {_storage(p): name for name, p in parameters.items()}
@@ -161,7 +189,7 @@ def _record_loading(model: nn.Module, tensors: Sequence[LogicalTensor], *, skips
             unread.discard(name)
             start, stop = _box(write.source, sources[name], name)
             fragments.append(Fragment(name, start, stop, buffer, write.target.storage_offset(), write.target.stride()))
-    unread = {name for name in unread if not (skips_experts and is_routed_expert(name))}
+    unread -= set(elsewhere)
     if unread:
         raise ValueError(f"vLLM never reads {', '.join(sorted(unread))}")
     for name, parameter in parameters.items():

@@ -170,8 +170,10 @@ def vllm_expert_rules(model: ModelConfig, layer: int, expert: int) -> tuple[Rule
 def vllm_end_rules(model: ModelConfig, *, first: bool = True, last: bool = True) -> tuple[Rule, ...]:
     """Rules of what lies outside the layers on the first or the last pipeline stage, or on the only one.
 
-    A tied model has its embedding on both.
+    A tied model has its embedding on both. vLLM builds Qwen3-MoE with both ends on every stage.
     """
+    if model.architecture == "qwen3_moe":
+        first = last = True
     rules = []
     if first or (last and model.tie_word_embeddings):
         rules.append(Rule(EMBEDDING, (EMBEDDING,), Cut.VOCAB))

@@ -11,11 +11,12 @@ from torch import nn
 
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.resharding import vllm_layout
+from megatron_rl.resharding.record_layouts import trace_family
 from megatron_rl.resharding.spec import LogicalTensor
+from megatron_rl.resharding.traced import FAMILIES, stored_layouts
 from megatron_rl.resharding.vllm_layout import trace_vllm_layout
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.hf_config import hf_config
-from megatron_rl.weights.names import logical_tensors
 from tests.resharding.shapes import tiny_model
 
 
@@ -34,35 +35,11 @@ def test_vllm_rules_layout_matches_reference(family: str, tied: bool, vocab: int
             assert set(traced) == set(rules(rank))
 
 
-QWEN3_MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "vocab_size": 251,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-    "mlp_only_layers": [0],
-    "norm_topk_prob": True,
-    "max_position_embeddings": 4096,
-}
-
-
-@pytest.mark.parametrize("spread", [False, True], ids=["experts_cut", "experts_spread"])
-def test_vllm_rules_layout_of_experts_matches_reference(spread: bool, tmp_path: Path) -> None:
-    """6 experts over 1, 2 and 4 ranks, the first layer dense."""
-    model = tiny_model("qwen3_moe", layers=2, tied=False)
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
-    for size in (1, 2, 4):
-        rules = vllm_rules_layout(model, RolloutLayout(tensor=size, expert=size if spread else 1))
-        for rank in range(size):
-            traced = trace_vllm_layout(tmp_path, size, rank, tensors=logical_tensors(model), expert_parallel=spread)
-            assert set(traced) == set(rules(rank))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trace_family_matches_stored(family: str) -> None:
+    """The installed vLLM still lays parameters out as stored; test_traced holds the rules against the same files."""
+    traced, stored = trace_family(family), stored_layouts(family)
+    assert {place: set(fragments) for place, fragments in traced.items()} == {p: set(f) for p, f in stored.items()}
 
 
 class _Loading(nn.Module):
