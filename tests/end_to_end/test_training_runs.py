@@ -44,8 +44,8 @@ PPO = (
 STILL = ("algorithm=grpo", "actor.parallel.tensor=2", "actor.optim.lr=0.0", "trainer.total_training_steps=4")
 MOVING = ("algorithm=grpo", "actor.parallel.tensor=2", "actor.optim.lr=0.01", "trainer.total_training_steps=6")
 STOP = "tests.end_to_end.callbacks:TerminateAfterStep4"
-NOT_REPEATABLE = ("timing_s/", "perf/", "sync/seconds")
-"""Families that depend on the clock."""
+NOT_REPEATABLE = ("timing_s/", "perf/", "memory/", "sync/seconds")
+"""Families that depend on the clock and on what else the process holds."""
 
 
 def _config(folder: Path, name: str, *overrides: str, callbacks: tuple[str, ...] = ()) -> RunConfig:
