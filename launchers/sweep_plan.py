@@ -80,7 +80,8 @@ def _checked(point: SweepPoint, spec: SweepSpec, compose: Compose, host: Host) -
     beyond = _beyond_this_host(config, num_ranks, on_gpu, host, spec.estimate)
     problems = [beyond] if beyond is not None and not spec.estimate else []
     # What is only modelled needs no files and may use features that are not trained yet.
-    problems += validate(config, task="train" if beyond is None else "plan", world_size=num_ranks)
+    modelled = beyond is not None and spec.estimate
+    problems += validate(config, task="plan" if modelled else "train", world_size=num_ranks)
     steps = config.trainer.total_training_steps
     if steps is not None and steps <= spec.warmup_steps:
         problems.append(

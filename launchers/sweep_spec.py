@@ -49,6 +49,7 @@ OWN_KEYS = {
 }
 SCALING_KEYS = {"trainer.nnodes": "gpus= and gpus_per_node=", "trainer.n_gpus_per_node": "gpus= and gpus_per_node="}
 """Configuration keys that a sweep sets itself -> what to use instead."""
+SHARED_KEYS = frozenset({"trainer.output_dir", "launcher", "launcher.name"})
 
 
 def spec_keys() -> dict[str, SchemaKey]:
@@ -105,5 +106,7 @@ def _problems(spec: SweepSpec) -> Iterator[str]:
     for key in [*(override.partition("=")[0].lstrip("+") for override in spec.overrides), *spec.parameters]:
         if key in reserved:
             yield f"{key}: the sweep sets it; use {reserved[key]}"
+    for key in SHARED_KEYS & spec.parameters.keys():
+        yield f"{key}: the points of a sweep share it; give it one value"
     if spec.estimate and spec.gpu is None:
         yield "estimate=true needs gpu=<card>, the card that the model assumes; for example gpu=H200-141GB"

@@ -10,10 +10,12 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt
 
 from launchers.run_folder import LATEST
 from launchers.sweep_plan import PlannedPoint, SweepPlan
+from launchers.sweep_queue import has_left_the_queue, last_words
 from launchers.sweep_spec import SweepSpec
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run_files import read_run_config
+from megatron_rl.observability.memory_summary import MEMORY_JSON
 from megatron_rl.observability.sinks import read_metrics
 
 SWEEP_JSON, POINT_JSON = "sweep.json", "point.json"
@@ -89,18 +91,34 @@ def read_record(folder: Path, name: str) -> PointRecord | None:
 
 
 def settled(folder: Path, name: str) -> PointRecord | None:
-    """What is known of a point, after a look at what a submitted job has done since: its last step ends it."""
+    """What is known of a point, after a look at what a submitted job has done since.
+
+    It has finished when its last step is written, and failed when the queue has let go of it before.
+    """
     record = read_record(folder, name)
+    if record is None or record.state != "submitted" or record.job_id is None:
+        return record
     attempt = newest_attempt(folder / name)
-    if record is None or record.state != "submitted" or attempt is None:
+    run_dir = None if attempt is None else str(attempt)
+    gone = has_left_the_queue(record.job_id)
+    if attempt is not None and _is_complete(attempt, gone):
+        now = record.model_copy(update={"state": "finished", "run_dir": run_dir})
+    elif gone:
+        reason = last_words(folder / name, attempt, record.job_id)
+        now = record.model_copy(update={"state": "failed", "run_dir": run_dir, "reason": reason})
+    else:
         return record
+    write_record(folder, name, now)
+    return now
+
+
+def _is_complete(attempt: Path, gone: bool) -> bool:
+    """Whether the attempt took its last step; where the steps follow from epochs, whether its job ended the loop and left."""
     total, metrics = read_run_config(attempt).trainer.total_training_steps, attempt / METRICS_FILE
-    last = max((record_of_step["step"] or 0 for record_of_step in read_metrics(metrics)), default=0) if metrics.exists() else 0
-    if total is None or last < total:
-        return record
-    done = record.model_copy(update={"state": "finished", "run_dir": str(attempt)})
-    write_record(folder, name, done)
-    return done
+    if total is None:
+        return gone and (attempt / MEMORY_JSON).exists()
+    steps = [record["step"] or 0 for record in read_metrics(metrics)] if metrics.exists() else []
+    return max(steps, default=0) >= total
 
 
 def newest_attempt(point_dir: Path) -> Path | None:

@@ -17,7 +17,7 @@ from launchers.sweep import Started, decide, run_sweep
 from launchers.sweep_plan import PlannedPoint, SweepPlan
 from launchers.sweep_points import SweepPoint
 from launchers.sweep_spec import spec_of
-from launchers.sweep_state import PointRecord, read_manifest, read_record, settled, write_record
+from launchers.sweep_state import PointRecord, read_manifest, read_record
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
@@ -147,20 +147,6 @@ def test_manifest_roundtrips(tiny: RunConfig, tmp_path: Path) -> None:
         ("a", {"rollout.n": "a"}, 2),
         ("b", {"rollout.n": "b"}, 2),
     ]
-
-
-def test_settled_sees_that_a_submitted_job_has_ended(tiny: RunConfig, tmp_path: Path) -> None:
-    write_record(tmp_path, "a", PointRecord(state="submitted", overrides=[], job_id="4711"))
-    attempt = tmp_path / "a" / "20260101-000000-abc"
-    attempt.mkdir()
-    (tmp_path / "a" / "latest").symlink_to(attempt.name)
-    total = tiny.trainer.total_training_steps
-    (attempt / "config.json").write_text(tiny.model_dump_json())
-    (attempt / "metrics.jsonl").write_text('{"step": 3}\n')
-    assert settled(tmp_path, "a") == read_record(tmp_path, "a")
-    (attempt / "metrics.jsonl").write_text(f'{{"step": {total}}}\n')
-    record = settled(tmp_path, "a")
-    assert record is not None and (record.state, record.job_id, record.run_dir) == ("finished", "4711", str(attempt))
 
 
 def test_run_sweep_names_the_first_failing_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,7 @@ def test_sweep_name_says_what_varies() -> None:
         ({"kind": "scaling", "gpus": [1], "estimate": True}, "needs gpu="),
         ({"kind": "scaling", "gpus": [1], "overrides": ["trainer.nnodes=2"]}, "use gpus="),
         ({"kind": "grid", "parameters": {"trainer.experiment_name": ["a"]}}, "use name="),
+        ({"kind": "grid", "parameters": {"trainer.output_dir": ["a", "b"]}}, "the points of a sweep share it"),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launchers.sweep_state import read_record
+from launchers.sweep_state import PointRecord, read_record, settled, write_record
+from megatron_rl.cli.compose import compose_run
 from megatron_rl.cli.main import main
 
 COMMAND = [
@@ -26,6 +27,9 @@ for last; do :; done
 echo "$last" >> "$FAKE_SLURM/submitted"
 echo $((4000 + $(wc -l < "$FAKE_SLURM/submitted")))
 """
+FAKE_SQUEUE = """#!/bin/bash
+cat "$FAKE_SLURM/queue" 2>/dev/null || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+"""
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on PATH with an sbatch that numbers its jobs and writes down the scripts' paths."""
     folder = tmp_path / "slurm_client"
     folder.mkdir()
-    for name, text in (("sbatch", FAKE_SBATCH), ("sinfo", "#!/bin/bash\necho main\n")):
+    for name, text in (("sbatch", FAKE_SBATCH), ("sinfo", "#!/bin/bash\necho main\n"), ("squeue", FAKE_SQUEUE)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -43,12 +47,59 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    """The run folder of a submitted point that has taken three steps of sixty."""
+    write_record(tmp_path, "a", PointRecord(state="submitted", overrides=[], job_id="4711"))
+    folder = tmp_path / "a" / "20260101-000000-abc"
+    folder.mkdir()
+    (tmp_path / "a" / "latest").symlink_to(folder.name)
+    (folder / "config.json").write_text(compose_run(["experiment=tiny_cpu"]).model_dump_json())
+    (folder / "metrics.jsonl").write_text('{"step": 3}\n')
+    return folder
+
+
+def test_settled_waits_while_the_job_runs(slurm: Path, attempt: Path, tmp_path: Path) -> None:
+    (slurm / "queue").write_text("RUNNING\n")
+    record = settled(tmp_path, "a")
+    assert record is not None and record.state == "submitted"
+
+
+@pytest.mark.parametrize("queue", ["RUNNING\n", None], ids=["running", "gone"])
+def test_settled_finishes_with_the_last_step(queue: str | None, slurm: Path, attempt: Path, tmp_path: Path) -> None:
+    if queue is not None:
+        (slurm / "queue").write_text(queue)
+    (attempt / "metrics.jsonl").write_text('{"step": 60}\n')
+    record = settled(tmp_path, "a")
+    assert record is not None and (record.state, record.run_dir) == ("finished", str(attempt))
+    assert read_record(tmp_path, "a") == record
+
+
+@pytest.mark.parametrize("queue", ["", None], ids=["empty_answer", "forgotten"])
+def test_settled_gives_the_last_words_of_a_job_that_is_gone(
+    queue: str | None, slurm: Path, attempt: Path, tmp_path: Path
+) -> None:
+    if queue is not None:
+        (slurm / "queue").write_text(queue)
+    (tmp_path / "a" / "slurm").mkdir()
+    (tmp_path / "a" / "slurm" / "4711.out").write_text("step 3\nerror: node n2 failed the preflight\n\n")
+    record = settled(tmp_path, "a")
+    assert record is not None and (record.state, record.reason) == ("failed", "error: node n2 failed the preflight")
+
+
+def test_settled_waits_where_slurm_gives_no_answer(slurm: Path, attempt: Path, tmp_path: Path) -> None:
+    (slurm / "squeue").write_text("#!/bin/bash\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    record = settled(tmp_path, "a")
+    assert record is not None and record.state == "submitted"
+
+
 def options(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
 
 
 def test_sweep_submits_one_job_a_point(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = f"trainer.output_dir={tmp_path}"
+    (slurm / "queue").write_text("PENDING\n")
     assert main([*COMMAND, output]) == 0
     scripts = [Path(line) for line in (slurm / "submitted").read_text().splitlines()]
     folder = tmp_path / "scaling_strong"
