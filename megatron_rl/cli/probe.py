@@ -12,15 +12,14 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from launchers.submit import launch_task
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.own_keys import split_own_keys
 from megatron_rl.config import typing_errors
 from megatron_rl.config.base import Section
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.loading import group_choices
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
-from megatron_rl.config.schema import SchemaKey, section_keys
-from megatron_rl.config.spelling import nearest_choice
+from megatron_rl.config.schema import section_keys
 
 USAGE = """\
 usage: megatron-rl probe [num_train_steps=100] [key=value ...]
@@ -133,21 +132,9 @@ def _steps_per_epoch(config: RunConfig) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[ProbeSpec, list[str]]:
-    keys: dict[str, SchemaKey] = {key.dotted: key for key in section_keys(ProbeSpec)}
-    groups, own, overrides, problems = group_choices(), {}, [], []
-    for argument in argv:
-        key, equals, value = argument.partition("=")
-        if key in keys and equals:
-            own[key] = value if key == "measurements" else yaml.safe_load(value)
-        elif equals and "." not in key and key.lstrip("+~") not in groups:
-            close = nearest_choice(key, (*keys, *groups))
-            problems.append(
-                f"{key}: no such key; " + (f"did you mean {close}?" if close else f"own keys are {', '.join(keys)}")
-            )
-        else:
-            overrides.append(argument)
-    if problems:
-        raise ConfigError(problems)
+    keys = {key.dotted: key for key in section_keys(ProbeSpec)}
+    typed, overrides = split_own_keys(argv, keys)
+    own = {key: value if key == "measurements" else yaml.safe_load(value) for key, value in typed.items()}
     try:
         return ProbeSpec.model_validate(own), overrides
     except ValidationError as failure:

@@ -16,9 +16,9 @@ from launchers.sweep_plan import Host, PlannedPoint, SweepPlan, plan_sweep
 from launchers.sweep_points import ALIASES, split_values
 from launchers.sweep_spec import SweepSpec, read_content, spec_keys, spec_of
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.own_keys import split_own_keys
 from megatron_rl.cli.sweep_slurm import require_scripts, submit_point
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.loading import group_choices
 from megatron_rl.config.spelling import nearest_choice
 
 USAGE = """\
@@ -79,23 +79,16 @@ def run_sweep_file(path: Path, extra_overrides: Sequence[str] = (), dry_run: boo
 
 def typed_content(kind: str, arguments: Sequence[str]) -> dict[str, Any]:
     """A command line as the content of a sweep file. Raises ConfigError for keys that are neither's."""
+    own, rest = split_own_keys(arguments, [key for key in spec_keys() if key not in _NOT_TYPED])
     content: dict[str, Any] = {"kind": kind, "parameters": {}, "overrides": []}
-    own, groups, problems = [key for key in spec_keys() if key not in _NOT_TYPED], group_choices(), []
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
+    content |= {key: _own_value(key, value) for key, value in own.items()}
+    for argument in rest:
+        key, _, value = argument.partition("=")
         values = split_values(value)
-        if key in own and equals:
-            content[key] = _own_value(key, value)
-        elif equals and "." not in key and key.lstrip("+~") not in groups:
-            close = nearest_choice(key, (*own, *groups))
-            advice = f"did you mean {close}?" if close else f"a sweep's own keys are {', '.join(own)}"
-            problems.append(f"{key}: no such key; {advice}")
-        elif kind == "grid" and len(values) > 1:
+        if kind == "grid" and len(values) > 1:
             content["parameters"][ALIASES.get(key, key)] = values
         else:
             content["overrides"].append(argument)
-    if problems:
-        raise ConfigError(problems)
     return content
 
 
