@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONSOLE_LOG = "console.log"
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank: (\d+)\).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _TAIL_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """The rank that failed first. Example: ``RankFailure(rank=1, exit_code=7)``."""
+    """The rank that failed first. Example: ``RankFailure(rank=1, local_rank=1, exit_code=7)``."""
 
     rank: int
+    local_rank: int
+    """Its number on its node; torchrun's folders are named so."""
     exit_code: int
     """Negative = killed by that signal."""
 
@@ -29,14 +31,14 @@ class RankFailure:
     def explained(self, logs_dir: Path) -> str:
         """Headline, then the rank's traceback, or the last lines of its log where it could not leave one."""
         lines = [f"error: rank {self.rank} failed first ({self.ended}); all output is in {logs_dir}"]
-        lines += [f"  rank {self.rank} | {line}" for line in _last_words(self.rank, logs_dir)[-20:] if line.strip()]
+        lines += [f"  rank {self.rank} | {line}" for line in _last_words(self.local_rank, logs_dir)[-20:] if line.strip()]
         return "\n".join(lines)
 
 
 def first_failure(console: str) -> RankFailure | None:
     """What torchrun's report names as the root cause; None where there is no report."""
     found = _ROOT_CAUSE.search(console)
-    return None if found is None else RankFailure(int(found[1]), int(found[2]))
+    return None if found is None else RankFailure(int(found[1]), int(found[2]), int(found[3]))
 
 
 def failure_line(logs_dir: Path) -> str:
@@ -46,7 +48,7 @@ def failure_line(logs_dir: Path) -> str:
     failure = first_failure(text)
     if failure is None:
         return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    said = [line.strip() for line in _last_words(failure.rank, logs_dir) if line.strip()]
+    said = [line.strip() for line in _last_words(failure.local_rank, logs_dir) if line.strip()]
     return f"rank {failure.rank} ({failure.ended})" + (f": {said[-1]}" if said else "")
 
 
@@ -56,9 +58,9 @@ def _tail(path: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def _last_words(rank: int, logs_dir: Path) -> list[str]:
+def _last_words(local_rank: int, logs_dir: Path) -> list[str]:
     """From what the worker recorded for torchrun, else from the rank's log; rank 0's is the console itself."""
-    folders = sorted(logs_dir.glob(f"*/attempt_0/{rank}"), key=lambda path: path.stat().st_mtime)
+    folders = sorted(logs_dir.glob(f"*/attempt_*/{local_rank}"), key=lambda path: path.stat().st_mtime)
     if not folders:
         return []
     recorded, log = folders[-1] / "error.json", folders[-1] / "stderr.log"

@@ -24,8 +24,15 @@ class JobSpec:
     """Rendezvous host; None = this machine."""
     master_port: int | None = None
     """Rendezvous port; None = a free one."""
+    nodes: int = 1
+    """Machines; each starts its own ranks."""
+    node_rank: int = 0
+    """Number of this machine; its ranks are ``node_rank * ranks_per_node`` and up."""
+    max_restarts: int = 0
+    """Times that torchrun starts the ranks again after a failure."""
 
     @property
     def logs_dir(self) -> Path:
-        """Folder of the console log and of each rank's output."""
-        return self.run_dir / "logs"
+        """Folder of the console log and of each rank's output, one per node where there are several."""
+        logs = self.run_dir / "logs"
+        return logs if self.nodes == 1 else logs / f"node_{self.node_rank}"

@@ -56,9 +56,23 @@ def agree_on_run_folder(config: RunConfig, launch: OutsideLaunch, timeout_s: flo
             )
         time.sleep(0.05)
     run_dir = experiment_dir(config) / meeting.read_text()
-    if (run_dir / CONFIG_JSON).read_text() != config.model_dump_json(indent=2) + "\n":
-        raise ConfigError([f"rank {launch.rank} was given other overrides than rank 0 (see {run_dir / CONFIG_JSON})"])
+    require_same_config(config, run_dir, f"rank {launch.rank}", "rank 0")
     return run_dir
+
+
+def require_same_config(config: RunConfig, run_dir: Path, who: str, maker: str) -> None:
+    """Raise ConfigError where ``run_dir`` is not there, or ``maker`` left another configuration in it."""
+    try:
+        theirs = (run_dir / CONFIG_JSON).read_text()
+    except OSError as failure:
+        raise ConfigError(
+            [
+                f"trainer.output_dir={config.trainer.output_dir}: {who} cannot read {run_dir / CONFIG_JSON} "
+                f"({failure.strerror}); it must be one folder that all nodes share"
+            ]
+        ) from None
+    if theirs != config.model_dump_json(indent=2) + "\n":
+        raise ConfigError([f"{who} was given other overrides than {maker} (see {run_dir / CONFIG_JSON})"])
 
 
 def _replace_link(link: Path, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Running torchrun as a child: its output copied to a log, signals passed on, its failure explained."""
+"""Running torchrun or srun as a child: its output copied to a log, signals passed on, its failure explained."""
 
 from __future__ import annotations
 
@@ -9,83 +9,133 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from launchers.failure import first_failure
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-EXIT_CODE_REQUEUE = 85
-"""Exit code of ranks that saved because they were told to stop; no failure."""
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
+_REPEAT_S = 5.0
+"""SIGUSR1 is sent again after so long: ranks that were still loading have not heard the last one."""
+_END_WITHIN_S = 10.0
 _AGENT_REPORT = re.compile(rb"^E\d{4} [\d:.]+ .*failed \(exitcode", re.MULTILINE)
 """First line of torchrun's own account of a failure: forty lines that go to the log, ours goes to the console."""
 
 
-def run_supervised(command: list[str], environment: Mapping[str, str], logs_dir: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class RankStarter:
+    """What differs between the programs that start ranks."""
+
+    signal_ranks: Callable[[subprocess.Popen[bytes], signal.Signals], None]
+    """Hands a signal to the ranks."""
+    explain: Callable[[int, str], tuple[int, str]]
+    """Exit code (negative = signal) and last output of the program -> exit code of the job and why, empty if said."""
+    overdue: Callable[[], bool]
+    """Whether the program has had its time to start the ranks and must end; ``explain`` then says why."""
+
+
+def torchrun_starter(logs_dir: Path) -> RankStarter:
+    """Ranks are torchrun's own children; its report names the first that failed."""
+    return RankStarter(_signal_children, lambda code, console: _blame(code, console, logs_dir), lambda: False)
+
+
+def run_supervised(
+    command: list[str], environment: Mapping[str, str], logs_dir: Path, starter: RankStarter | None = None
+) -> int:
     """Start ``command``, copy its output to the console and to ``console.log``, and wait.
 
-    The first SIGINT, SIGTERM or SIGUSR1 is handed to the ranks themselves, so that they can save and leave at a step's
-    end; a second one ends torchrun, a third kills it. The child dies with this process.
+    SIGINT, SIGTERM and SIGUSR1 are handed to the ranks themselves, so that they can save and leave at a step's end. A
+    second SIGINT ends the command, a third kills it; the others do nothing more, since batch systems repeat them. The
+    child dies with this process.
 
     Returns:
-        0, the exit code of the rank that failed first, or 128 + signal number.
+        0, ``EXIT_CODE_REQUEUE`` where the ranks saved as told, the exit code of the rank that failed first, or 128 +
+        signal number.
     """
+    chosen = starter or torchrun_starter(logs_dir)
     logs_dir.mkdir(parents=True, exist_ok=True)
+    mark = logs_dir / "stopped"
     with (logs_dir / "console.log").open("ab") as log:
         child = subprocess.Popen(
             command,
-            env=dict(environment),
+            env={**environment, STOPPED_MARK: str(mark)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which decides what to pass on
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_prepare_child if sys.platform == "linux" else None,
         )
         assert child.stdout is not None
-        with _forwarding(child):
-            tail = _copy(child, child.stdout, log)
+        with _forwarding(child, chosen):
+            tail = _copy(child, child.stdout, log, chosen)
             code = child.wait()
-    return _explained(code, tail, logs_dir)
+    if code == 0:
+        return EXIT_CODE_REQUEUE if mark.exists() else 0
+    code, why = chosen.explain(code, tail)
+    if why:
+        print(why, file=sys.stderr, flush=True)
+    return code
 
 
-def _die_with_parent() -> None:
+def _prepare_child() -> None:
+    """Die with the parent; let nothing that inherits from here be killed by a SIGUSR1 it does not listen to."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    received = 0
+def _forwarding(child: subprocess.Popen[bytes], starter: RankStarter) -> Iterator[None]:
+    counts = dict.fromkeys(FORWARDED, 0)
+    over = threading.Event()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        if received == 1:
-            gentle = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
-            print(f"\n{signal.Signals(number).name}: the ranks stop after this step; once more to stop now", file=sys.stderr)
-            _signal_ranks(child, gentle)
-        elif received == 2:
-            child.terminate()
-        else:
-            child.kill()
+        received = signal.Signals(number)
+        counts[received] += 1
+        if sum(counts.values()) == 1:
+            _announce(received)
+            _tell(child, starter, signal.SIGTERM if received == signal.SIGINT else received, over)
+        elif received == signal.SIGINT:
+            (child.terminate if counts[signal.SIGINT] <= 2 else child.kill)()
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
         yield
     finally:
+        over.set()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _signal_ranks(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _announce(number: signal.Signals) -> None:
+    advice = "; once more to stop now" if number == signal.SIGINT else ""
+    print(f"\n{number.name}: the ranks stop after this step{advice}", file=sys.stderr, flush=True)
+
+
+def _tell(child: subprocess.Popen[bytes], starter: RankStarter, number: signal.Signals, over: threading.Event) -> None:
+    """Hand over a signal; SIGUSR1, which harms nobody, again and again until the child has ended."""
+    starter.signal_ranks(child, number)
+
+    def repeat() -> None:
+        while not over.wait(_REPEAT_S):
+            starter.signal_ranks(child, number)
+
+    if number == signal.SIGUSR1:
+        threading.Thread(target=repeat, daemon=True).start()
+
+
+def _signal_children(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Signal torchrun's own children; torchrun itself would stop them after half a minute, saved or not."""
     ranks = _children(child.pid)
-    if not ranks:
-        child.send_signal(signal.SIGTERM)
+    if not ranks and number != signal.SIGUSR1:
+        child.send_signal(number)
     for pid in ranks:
         try:
             os.kill(pid, number)
@@ -98,9 +148,9 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in listing.read_text().split()] if listing.exists() else []
 
 
-def _copy(child: subprocess.Popen[bytes], stream: IO[bytes], log: IO[bytes]) -> list[str]:
-    """Copy bytes as they come (progress bars have no line ends) until the child is gone; return the last lines."""
-    tail: deque[bytes] = deque(maxlen=64)
+def _copy(child: subprocess.Popen[bytes], stream: IO[bytes], log: IO[bytes], starter: RankStarter) -> str:
+    """Copy bytes as they come (progress bars have no line ends) until the child is gone; return the last of them."""
+    tail: deque[bytes] = deque(maxlen=256)
     shown = True
     for chunk in _chunks(child, stream):
         log.write(chunk)
@@ -111,11 +161,26 @@ def _copy(child: subprocess.Popen[bytes], stream: IO[bytes], log: IO[bytes]) -> 
             sys.stdout.buffer.write(chunk[: report.start()] if report else chunk)
             sys.stdout.buffer.flush()
         shown = shown and report is None
-    return b"".join(tail).decode(errors="replace").splitlines()
+        if starter.overdue():
+            _end(child)
+            break
+    return _text(tail)
+
+
+def _text(chunks: Iterable[bytes]) -> str:
+    return b"".join(chunks).decode(errors="replace")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def _chunks(child: subprocess.Popen[bytes], stream: IO[bytes]) -> Iterator[bytes]:
-    """Output of the child; a process it left behind may hold the pipe open, so its own end counts too."""
+    """Output of the child, empty now and then; a process it left behind may hold the pipe open, so its own end counts."""
     while True:
         ready, _, _ = select.select([stream], [], [], _POLL_S)
         if ready:
@@ -125,14 +190,13 @@ def _chunks(child: subprocess.Popen[bytes], stream: IO[bytes]) -> Iterator[bytes
             yield chunk
         elif child.poll() is not None:
             return
+        else:
+            yield b""
 
 
-def _explained(code: int, tail: list[str], logs_dir: Path) -> int:
-    if code == 0:
-        return 0
-    failure = first_failure("\n".join(tail))
+def _blame(code: int, console: str, logs_dir: Path) -> tuple[int, str]:
+    failure = first_failure(console)
     if failure is None:
-        return code if code > 0 else 128 - code
-    if failure.exit_code != EXIT_CODE_REQUEUE:
-        print(failure.explained(logs_dir), file=sys.stderr)
-    return failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code
+        return (code if code > 0 else 128 - code), ""
+    why = "" if failure.exit_code == EXIT_CODE_REQUEUE else failure.explained(logs_dir)
+    return (failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code), why

@@ -31,6 +31,7 @@ class Command:
 
 COMMANDS = {
     "train": Command("megatron_rl.cli.tasks:train", "train a policy with reinforcement learning"),
+    "launch": Command("megatron_rl.cli.launch:run", "check, show, then run here or submit to Slurm (--dry-run: only show)"),
     "check": Command("megatron_rl.cli.check:run", "validate a configuration in seconds: no torch, no GPU, no model"),
     "sft": Command("megatron_rl.cli.tasks:sft", "fine-tune on prompt/response pairs"),
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
 from megatron_rl.config.run_files import read_run_config
 
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +35,16 @@ def main(argv: list[str]) -> int:
     from megatron_rl.training.entry import run_task
 
     task, run_dir = argv
-    return run_task(task, read_run_config(Path(run_dir)), Path(run_dir))
+    return leave(run_task(task, read_run_config(Path(run_dir)), Path(run_dir)))
+
+
+def leave(code: int) -> int:
+    """Exit code for the program that started this rank; see ``STOPPED_MARK``."""
+    mark = os.environ.get(STOPPED_MARK)
+    if code != EXIT_CODE_REQUEUE or not mark:
+        return code
+    Path(mark).touch()
+    return 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_rl.config.batch_arithmetic import batch_problems
 from megatron_rl.config.file_rules import file_problems
+from megatron_rl.config.launcher_rules import launcher_problems
 from megatron_rl.config.layout_rules import layout_problems, unbuilt_problems
 from megatron_rl.config.method_rules import algorithm_problems, sampling_problems, schedule_problems
 from megatron_rl.config.run import RunConfig
@@ -31,6 +32,7 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
         problems += sampling_problems(config)
     if task != "plan":
         problems += file_problems(config, task)
+        problems += launcher_problems(config, task)
     return problems
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from megatron_rl.config.rank_contract import NODES
 from megatron_rl.runtime.cpu import install_cpu_runtime
+from megatron_rl.runtime.roll_call import meet
 
 _PEAK_BF16_FLOPS = {
     "H200": 989e12,
@@ -72,10 +74,13 @@ def _peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     return peak if peak is None or dtype == torch.bfloat16 else peak / 2
 
 
-def init_distributed(platform: Platform, timeout_s: float, environ: Mapping[str, str] = os.environ) -> None:
+def init_distributed(
+    platform: Platform, timeout_s: float, environ: Mapping[str, str] = os.environ, rendezvous_timeout_s: float = 300.0
+) -> None:
     """Join the job described by torchrun's variables, or become a job of one process without them.
 
-    A job of one meets through a temporary file, so that no port is taken. Does nothing if already joined.
+    A job of one meets through a temporary file, so that no port is taken. Ranks whose launcher tells the names of the
+    nodes call the roll first, since no torchrun waits for them. Does nothing if already joined.
 
     Collectives: every rank of the job must call it.
     """
@@ -84,6 +89,11 @@ def init_distributed(platform: Platform, timeout_s: float, environ: Mapping[str,
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if platform.backend == "nccl" else "gloo"
     device_id = platform.device if platform.backend == "nccl" else None
+    if NODES in environ:
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        store = meet(environ, rendezvous_timeout_s)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id)
+        return
     if "WORLD_SIZE" in environ and "RANK" in environ:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
         return

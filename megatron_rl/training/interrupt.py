@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-EXIT_CODE_REQUEUE = 85
-"""Exit code of a run that saved because it was told to stop and wants to be started again."""
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
+
+__all__ = ["EXIT_CODE_REQUEUE", "InterruptFlag"]
 
 
 class InterruptFlag:

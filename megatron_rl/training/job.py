@@ -17,6 +17,7 @@ from megatron_rl.observability.logger import MetricLogger, build_logger
 from megatron_rl.parallel.groups import GroupRegistry
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.runtime.platform import Platform, init_distributed, seed_everything
+from megatron_rl.runtime.roll_call import prove_collectives
 
 METRICS_FILE = "metrics.jsonl"
 """One object a step, in the run folder."""
@@ -35,12 +36,18 @@ class Job:
 
     @classmethod
     def join(cls, config: RunConfig, run_dir: Path) -> Job:
-        """Choose the device, join the process group, seed. Collectives: all ranks of the job."""
+        """Choose the device, join the process group, seed, prove that ranks reach each other.
+
+        Collectives: all ranks of the job.
+        """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         platform = Platform.detect(config.trainer.device, config.trainer.dtype, local_rank)
-        init_distributed(platform, config.trainer.collective_timeout_s)
+        patience_s = config.launcher.rendezvous_timeout_s
+        init_distributed(platform, config.trainer.collective_timeout_s, rendezvous_timeout_s=patience_s)
         seed_everything(config.trainer.seed)
-        return cls(config, run_dir, platform, GroupRegistry(), dist.new_group(backend="gloo"))
+        host_group = dist.new_group(backend="gloo")
+        prove_collectives(platform.device, host_group, patience_s, os.environ)
+        return cls(config, run_dir, platform, GroupRegistry(), host_group)
 
     @property
     def rank(self) -> int:

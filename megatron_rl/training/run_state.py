@@ -29,6 +29,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
 
 
+def resume_folder(config: TrainerConfig, store: CheckpointStore) -> Path | None:
+    """Checkpoint that ``trainer.resume_mode`` asks for; None = start afresh. Collectives: the world."""
+    if config.resume_mode == "disable":
+        return None
+    if config.resume_mode == "path":
+        return Path(str(config.resume_path))
+    return store.newest_complete()
+
+
 @dataclass(frozen=True)
 class RunState:
     """Weights, optimizers, schedules, data position, KL coefficient and generators of one run."""
@@ -51,7 +60,7 @@ class RunState:
 
     def resume(self) -> int:
         """Load what the resume mode asks for; returns the step to go on from (0 for a fresh start)."""
-        folder = self._folder()
+        folder = resume_folder(self.config, self.store)
         if folder is None:
             return 0
         extra = self.store.load(folder, self.roles)
@@ -59,10 +68,3 @@ class RunState:
         self.kl_controller.load_state_dict(extra["kl_controller"])
         set_rng_state(extra["rng"])
         return int(extra["step"])
-
-    def _folder(self) -> Path | None:
-        if self.config.resume_mode == "disable":
-            return None
-        if self.config.resume_mode == "path":
-            return Path(str(self.config.resume_path))
-        return self.store.newest_complete()

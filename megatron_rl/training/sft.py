@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
+from megatron_rl.config.run_files import checkpoints_dir
+from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.prompts import tokenizer_of
-from megatron_rl.data.sft_pairs import load_sft_examples
+from megatron_rl.data.sft_pairs import SftExample, load_sft_examples
 from megatron_rl.data.stream import BatchOrder
+from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.timers import Timers, device_synchronizer
+from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.export import HF_FOLDER, export_actor
+from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
 from megatron_rl.training.job import Job, open_logger
+from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
 from megatron_rl.training.roles import prefixed
+from megatron_rl.training.run_state import resume_folder, rng_state, set_rng_state
 from megatron_rl.training.sft_trainer import SftTrainer
-from megatron_rl.types.metrics import Metric
+from megatron_rl.types.metrics import Metric, Metrics
 
 
 def fine_tune(job: Job) -> int:
@@ -23,15 +34,111 @@ def fine_tune(job: Job) -> int:
     order = BatchOrder(len(examples), config.sft.batch_size, seed=config.trainer.seed, shuffle=True, size_key="sft.batch_size")
     total_steps = config.sft.total_steps or config.sft.total_epochs * order.batches_per_epoch
     role = build_actor(job, total_steps)
-    trainer, timers = SftTrainer(role), Timers(device_synchronizer(job.platform.device))
-    with closing(open_logger(job, config.sft.log_freq)) as logger, logger.progress(0, total_steps):
-        for step in range(1, total_steps + 1):
-            batch = [examples[row] for row in order.next_batch()[1]]
-            with timers.step():
-                metrics = prefixed("sft", trainer.step(batch))
-            metrics |= timers.flush()
-            tokens = sum(len(example.token_ids) for example in batch)
-            metrics["perf/tokens_per_second"] = Metric(tokens / metrics["timing_s/step"].value)
-            logger.log(step, metrics)
+    state = SftState(
+        CheckpointStore(checkpoints_dir(config) / "sft", config.trainer.max_checkpoints_to_keep),
+        role,
+        order,
+        fingerprint_of(examples),
+        config.trainer,
+    )
+    start = state.resume()
+    timers = Timers(device_synchronizer(job.platform.device))
+    run = _SftRun(SftTrainer(role), state, examples, timers, InterruptFlag(job.host_group), total_steps)
+    with closing(open_logger(job, config.sft.log_freq)) as logger, logger.progress(start, total_steps):
+        finished = run.steps(start, logger)
+    if not finished:
+        return EXIT_CODE_REQUEUE
     export_actor(job, role, job.run_dir / HF_FOLDER)
     return 0
+
+
+def fingerprint_of(examples: Sequence[SftExample]) -> str:
+    """SHA-256 over the token ids and prompt lengths, in order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.prompt_length, tuple(example.token_ids))).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class SftState:
+    """Weights, optimizer, schedule, data position and generators of one fine-tuning run."""
+
+    store: CheckpointStore
+    role: MegatronRole
+    order: BatchOrder
+    fingerprint: str
+    config: TrainerConfig
+
+    def save(self, step: int) -> Path:
+        """Write a complete checkpoint. Collectives: the world."""
+        return self.store.save(step, {"actor": self.role}, {"step": step, "data": self._data(), "rng": rng_state()})
+
+    def resume(self) -> int:
+        """Load what the resume mode asks for; returns the steps done (0 for a fresh start).
+
+        Raises ValueError where data, batch size or seed changed. Collectives: the world.
+        """
+        folder = resume_folder(self.config, self.store)
+        if folder is None:
+            return 0
+        extra = self.store.load(folder, {"actor": self.role})
+        data = extra["data"]
+        changed = [name for name, value in self._data().items() if name not in ("epoch", "position") and data[name] != value]
+        if changed:
+            raise ValueError(
+                f"cannot resume from {folder}: {', '.join(changed)} of the fine-tuning data changed since; restore it, or "
+                "start with trainer.resume_mode=disable"
+            )
+        self.order.seek(data["epoch"], data["position"])
+        set_rng_state(extra["rng"])
+        return int(extra["step"])
+
+    def _data(self) -> dict[str, int | str]:
+        order = self.order
+        return {
+            "epoch": order.epoch,
+            "position": order.position,
+            "fingerprint": self.fingerprint,
+            "batch_size": order.batch_size,
+            "seed": order.seed,
+        }
+
+
+@dataclass(frozen=True)
+class _SftRun:
+    """What the loop drives."""
+
+    trainer: SftTrainer
+    state: SftState
+    examples: Sequence[SftExample]
+    timers: Timers
+    interrupt: InterruptFlag
+    total_steps: int
+
+    def steps(self, start: int, logger: MetricLogger) -> bool:
+        """Take the steps that are left; returns False where a signal ended them early."""
+        with self.interrupt:
+            for step in range(start + 1, self.total_steps + 1):
+                metrics, interrupted = self._one_step(step)
+                logger.log(step, metrics)
+                if interrupted and step < self.total_steps:
+                    return False
+        return True
+
+    def _one_step(self, step: int) -> tuple[Metrics, bool]:
+        batch = [self.examples[row] for row in self.state.order.next_batch()[1]]
+        with self.timers.step():
+            metrics = prefixed("sft", self.trainer.step(batch))
+            interrupted = self.interrupt.any_rank()
+            if self._saves(step, interrupted):
+                with self.timers("save_checkpoint"):
+                    self.state.save(step)
+        metrics |= self.timers.flush()
+        tokens = sum(len(example.token_ids) for example in batch)
+        metrics["perf/tokens_per_second"] = Metric(tokens / metrics["timing_s/step"].value)
+        return metrics, interrupted
+
+    def _saves(self, step: int, interrupted: bool) -> bool:
+        every = self.state.config.save_freq
+        return every > 0 and (interrupted or step % every == 0 or step == self.total_steps)

@@ -1,0 +1,123 @@
+"""``megatron-rl launch``: check everything, show what will run, then run it here or submit it to Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast, get_args
+
+from launchers.job import JobSpec
+from launchers.plan_summary import plan_summary
+from launchers.slurm import BatchJob, batch_job, sbatch_script
+from launchers.slurm_client import client_problem, submit
+from launchers.submit import launch_task, resolve_world
+from launchers.torchrun import torchrun_command
+from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.run_files import experiment_dir
+from megatron_rl.config.world import Task
+
+DRY_RUN = "--dry-run"
+SHORTHANDS = {"nodes": "trainer.nnodes", "gpus_per_node": "trainer.n_gpus_per_node"}
+"""Names accepted here for the keys behind them."""
+
+
+def run(argv: list[str]) -> int:
+    """Launch a task; ``--task=sft`` and the like launch another one than train.
+
+    Raises:
+        ConfigError: every problem at once, before anything is submitted.
+    """
+    task, dry_run, overrides = _arguments(argv)
+    config = compose_run(overrides)
+    if config.launcher.name == "slurm":
+        return _submit(task, config, overrides, dry_run)
+    if dry_run:
+        return _show_command(task, resolve_world(task, config))
+    return launch_task(task, config)
+
+
+def _arguments(argv: list[str]) -> tuple[Task, bool, list[str]]:
+    """Task, whether it is a dry run, and overrides with the shorthands written out."""
+    named = [argument.removeprefix("--task=") for argument in argv if argument.startswith("--task=")]
+    task = named[-1] if named else "train"
+    if task not in get_args(Task):
+        raise ConfigError([f"--task={task}: no such task; tasks are {', '.join(get_args(Task))}"])
+    rest = [argument for argument in argv if argument != DRY_RUN and not argument.startswith("--task=")]
+    return cast(Task, task), DRY_RUN in argv, [_written_out(argument) for argument in rest]
+
+
+def _written_out(argument: str) -> str:
+    key, sign, value = argument.partition("=")
+    return f"{SHORTHANDS.get(key, key)}{sign}{value}"
+
+
+def _submit(task: Task, config: RunConfig, overrides: list[str], dry_run: bool) -> int:
+    resolved = _resolved_for_cluster(task, config, None if dry_run else client_problem(config.launcher))
+    folder = experiment_dir(resolved) / "slurm"
+    job = batch_job(resolved, task, _kept(overrides), folder / "%j.out")
+    script = sbatch_script(job)
+    print(script)
+    print(f"# {plan_summary(task, resolved)}".replace("\n", "\n# "))
+    if dry_run:
+        return 0
+    file = _written(script, folder, job)
+    try:
+        job_id = submit(file, Path.cwd())
+    except ValueError as failure:
+        raise ConfigError([str(failure)]) from None
+    print(f"submitted job {job_id} ({file})")
+    print(f"log {folder / f'{job_id}.out'}; one folder per attempt in {experiment_dir(resolved)}, newest at latest/")
+    return 0
+
+
+def _resolved_for_cluster(task: Task, config: RunConfig, cluster_problem: str | None) -> RunConfig:
+    """The resolved configuration; where ``trainer.device`` is auto the nodes have GPUs, whatever this machine has."""
+    problems = [] if cluster_problem is None else [cluster_problem]
+    trainer = config.trainer
+    if trainer.device == "auto":
+        dtype = "bfloat16" if trainer.dtype == "auto" else trainer.dtype
+        trainer = trainer.model_copy(update={"device": "cuda", "dtype": dtype})
+    if trainer.n_gpus_per_node is None:
+        problems.append("trainer.n_gpus_per_node=null: tell how many ranks a node runs, for example gpus_per_node=8")
+        trainer = trainer.model_copy(update={"n_gpus_per_node": 8})
+    try:
+        resolved = resolve_world(task, config.model_copy(update={"trainer": trainer}), runs_here=False)
+    except ConfigError as failure:
+        raise ConfigError([*problems, *failure.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return resolved
+
+
+def _kept(overrides: list[str]) -> tuple[str, ...]:
+    """Overrides for the script, which names the launcher and takes the sizes from the allocation."""
+    given = (*SHORTHANDS.values(), "launcher")
+    return tuple(override for override in overrides if override.partition("=")[0] not in given)
+
+
+def _written(script: str, folder: Path, job: BatchJob) -> Path:
+    file = folder / f"{job.task}.sbatch"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(script)
+    except OSError as failure:
+        raise ConfigError([f"trainer.output_dir: cannot write {file}: {failure.strerror}"]) from None
+    return file
+
+
+def _show_command(task: Task, config: RunConfig) -> int:
+    """Print the torchrun command that :func:`launch_task` would run."""
+    job = JobSpec(
+        task=task,
+        run_dir=experiment_dir(config) / "RUN",
+        ranks_per_node=config.trainer.n_gpus_per_node or 1,
+        master_addr=config.launcher.master_addr,
+        master_port=config.launcher.master_port or (29500 if config.trainer.nnodes > 1 else None),
+        nodes=config.trainer.nnodes,
+        node_rank=config.launcher.node_rank or 0,
+        max_restarts=config.launcher.max_restarts,
+    )
+    print(" ".join(torchrun_command(job)))
+    print(plan_summary(task, config))
+    return 0
