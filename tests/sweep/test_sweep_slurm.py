@@ -75,16 +75,31 @@ def test_settled_finishes_with_the_last_step(queue: str | None, slurm: Path, att
     assert read_record(tmp_path, "a") == record
 
 
+LOGS = {
+    "preflight": ("step 3\nerror: node n2 failed the preflight\n\n", "node n2 failed the preflight"),
+    "rank": (
+        "srun: error: task 1\nerror: rank 1 on node n2 failed first (raised); all output is in /runs\n"
+        "  rank 1 | Traceback\n  rank 1 | ValueError: no\n",
+        "rank 1 on node n2 failed first (raised): ValueError: no",
+    ),
+    "shell": ("train.sbatch: line 9: killed\n", "train.sbatch: line 9: killed"),
+    "empty": ("", "job 4711 left the queue without a word"),
+}
+"""What is in the batch log, and the reason that follows."""
+
+
+@pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("queue", ["", None], ids=["empty_answer", "forgotten"])
 def test_settled_gives_the_last_words_of_a_job_that_is_gone(
-    queue: str | None, slurm: Path, attempt: Path, tmp_path: Path
+    queue: str | None, log: str, slurm: Path, attempt: Path, tmp_path: Path
 ) -> None:
     if queue is not None:
         (slurm / "queue").write_text(queue)
     (tmp_path / "a" / "slurm").mkdir()
-    (tmp_path / "a" / "slurm" / "4711.out").write_text("step 3\nerror: node n2 failed the preflight\n\n")
+    text, reason = LOGS[log]
+    (tmp_path / "a" / "slurm" / "4711.out").write_text(text)
     record = settled(tmp_path, "a")
-    assert record is not None and (record.state, record.reason) == ("failed", "error: node n2 failed the preflight")
+    assert record is not None and (record.state, record.reason) == ("failed", reason)
 
 
 def test_settled_waits_where_slurm_gives_no_answer(slurm: Path, attempt: Path, tmp_path: Path) -> None:
