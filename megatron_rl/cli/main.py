@@ -64,6 +64,12 @@ COMMANDS = {
         takes_overrides=False,
         usage="num_train_steps=100 [key=value ...]; without arguments: every key",
     ),
+    "plan": Command(
+        "megatron_rl.cli.plan:run",
+        "bytes, rounds and seconds of a weight transfer, before it runs",
+        takes_overrides=False,
+        usage="model=PRESET train.KEY=N rollout.KEY=N [--json]; --grid: many pairs; without arguments: every key",
+    ),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
 

@@ -25,6 +25,7 @@ KEYS = (
     "gpus_per_node",
     "fabric",
     "permute",
+    "fan_out",
     "budget_mib",
     "disaggregated",
 )
@@ -35,6 +36,7 @@ usage: megatron-rl plan model=PRESET [train.KEY=N ...] [rollout.KEY=N ...] [key=
   train.    tensor, pipeline, virtual_pipeline, data, context, expert, expert_tensor (1; expert_tensor as tensor)
   rollout.  tensor, pipeline, data, expert (1; data fills the training ranks)
   permute        place engine shards where most of their bytes are (true); false = natural rank order
+  fan_out        replicas of a node share what comes from other nodes (false)
   disaggregated  engines on ranks of their own, behind the training ranks (false)
   gpus_per_node  ranks that share a node (8)
   fabric         rates for the seconds: h200, cpu (h200)
@@ -53,6 +55,7 @@ class Call:
     rollout: RolloutLayout
     fabric: Fabric
     permute: bool
+    fan_out: bool
     budget_bytes: int
 
 
@@ -69,7 +72,13 @@ def run(argv: list[str]) -> int:
         return _run_grid(argv)
     call = parse([argument for argument in argv if argument != "--json"])
     report = report_reshard(
-        call.model, call.train, call.rollout, call.fabric, budget_bytes=call.budget_bytes, permute=call.permute
+        call.model,
+        call.train,
+        call.rollout,
+        call.fabric,
+        budget_bytes=call.budget_bytes,
+        permute=call.permute,
+        fan_out=call.fan_out,
     )
     if "--json" in argv:
         print(json.dumps(report.to_json_object(), indent=1, allow_nan=False))
@@ -92,6 +101,7 @@ def parse(argv: Sequence[str]) -> Call:
     rollout["data"] = _number("rollout.data", given, max(1, train_ranks // (rollout["tensor"] * rollout["pipeline"])), problems)
     disaggregated = _flag("disaggregated", given, False, problems)
     permute = _flag("permute", given, True, problems)
+    fan_out = _flag("fan_out", given, False, problems)
     fabric = _fabric(given, problems)
     budget_bytes = _number("budget_mib", given, 256, problems) << 20
     if model is None or problems:
@@ -108,7 +118,15 @@ def parse(argv: Sequence[str]) -> Call:
         problems += check_same_ranks(layout.world_size, engines)
     if problems:
         raise ConfigError(problems)
-    return Call(model=model, train=layout, rollout=engines, fabric=fabric, permute=permute, budget_bytes=budget_bytes)
+    return Call(
+        model=model,
+        train=layout,
+        rollout=engines,
+        fabric=fabric,
+        permute=permute,
+        fan_out=fan_out,
+        budget_bytes=budget_bytes,
+    )
 
 
 def _given(argv: Sequence[str], problems: list[str]) -> dict[str, str]:
@@ -183,7 +201,9 @@ def _run_grid(argv: Sequence[str]) -> int:
     problems: list[str] = []
     given = _given(rest, problems)
     problems += [
-        f"{key}: has no effect with --grid" for key in given if key.startswith(("train.", "rollout.", "permute", "disagg"))
+        f"{key}: has no effect with --grid"
+        for key in given
+        if key.startswith(("train.", "rollout.", "permute", "fan_out", "disaggregated"))
     ]
     fabric = _fabric(given, problems)
     budget_bytes = _number("budget_mib", given, 256, problems) << 20

@@ -7,12 +7,10 @@ of its node if one has it, and of those from the least loaded.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from megatron_rl.resharding.boxes import Box
 from megatron_rl.resharding.plan import RankCost, ReshardPlan
-from megatron_rl.resharding.recipes import RankClass, Recipe, match_classes, rank_classes, take
+from megatron_rl.resharding.recipes import RankClass, Recipe, match_layouts
 from megatron_rl.resharding.rounds import NUM_SLOTS, Schedule, schedule_rounds, slot_elements
 from megatron_rl.resharding.senders import assign_senders
 from megatron_rl.resharding.spec import LayoutFn, LogicalTensor
@@ -38,16 +36,23 @@ def plan_reshard(
     taken by no destination rank.
     """
     source_ranks, destination_ranks = sorted(source_ranks), sorted(destination_ranks)
-    sources = rank_classes(source, source_ranks, "source")
-    destinations = rank_classes(destination, destination_ranks, "destination")
-    _check_boxes(tensors, sources + destinations)
-    _check_consumed(tensors, destinations)
-    wanted = match_classes(sources, destinations)
-    max_elements = slot_elements(budget_bytes, itemsize)
+    wanted, sources = match_layouts(tensors, source, source_ranks, destination, destination_ranks)
+    ranks = {*source_ranks, *destination_ranks}
+    return plan_recipes(wanted, sources, ranks, itemsize, slot_elements(budget_bytes, itemsize), ranks_per_node)
+
+
+def plan_recipes(
+    wanted: Sequence[tuple[int, Recipe]],
+    sources: Sequence[RankClass],
+    ranks: Iterable[int],
+    itemsize: int,
+    max_elements: int,
+    ranks_per_node: int | None,
+) -> ReshardPlan:
+    """Choose senders and rounds for what each rank is to copy and to receive."""
     schedule = schedule_rounds(assign_senders(wanted, sources, max_elements, ranks_per_node), max_elements)
     copies = {rank: recipe.local for rank, recipe in wanted if recipe.local}
-    costs = rank_costs({*source_ranks, *destination_ranks}, dict(wanted), schedule, itemsize)
-    return ReshardPlan(itemsize, copies, schedule.rounds, costs)
+    return ReshardPlan(itemsize, copies, schedule.rounds, rank_costs(ranks, dict(wanted), schedule, itemsize))
 
 
 def rank_costs(ranks: Iterable[int], wanted: Mapping[int, Recipe], schedule: Schedule, itemsize: int) -> dict[int, RankCost]:
@@ -67,28 +72,3 @@ def rank_costs(ranks: Iterable[int], wanted: Mapping[int, Recipe], schedule: Sch
             staging_bytes=sum(max(loads, default=0) for loads in slots) * itemsize,
         )
     return costs
-
-
-def _check_boxes(tensors: Sequence[LogicalTensor], classes: list[RankClass]) -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
-    for cls in classes:
-        for f in cls.fragments:
-            if f.tensor not in shapes:
-                raise ValueError(f"the {cls.side} layout stores {f.tensor!r} in {f.buffer!r}, which the checkpoint lacks")
-            shape = shapes[f.tensor]
-            inside = len(f.start) == len(shape) and all(0 <= a < b <= n for a, b, n in zip(f.start, f.stop, shape, strict=True))
-            if not inside:
-                raise ValueError(f"the {cls.side} layout stores {f.start}..{f.stop} of {f.tensor!r}, outside its shape {shape}")
-
-
-def _check_consumed(tensors: Sequence[LogicalTensor], destinations: list[RankClass]) -> None:
-    boxes: dict[str, dict[Box, None]] = defaultdict(dict)
-    for cls in destinations:
-        for f in cls.fragments:
-            boxes[f.tensor][f.start, f.stop] = None
-    for tensor in tensors:
-        rest: list[Box] = [(tuple(0 for _ in tensor.shape), tensor.shape)]
-        for box in boxes[tensor.name]:
-            _, rest = take(rest, box)
-        if rest:
-            raise ValueError(f"no destination rank takes {rest[0][0]}..{rest[0][1]} of {tensor.name!r} {tensor.shape}")

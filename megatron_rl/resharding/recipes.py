@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatron_rl.resharding.boxes import Box, intersect, subtract, volume
 from megatron_rl.resharding.pieces import Piece, make_piece, merge_adjacent
-from megatron_rl.resharding.spec import Fragment, LayoutFn, RankFragments
+from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor, RankFragments
 
 
 @dataclass(slots=True)
@@ -68,6 +68,25 @@ def rank_classes(layout: LayoutFn, ranks: Iterable[int], side: str) -> list[Rank
     return list(classes.values())
 
 
+def match_layouts(
+    tensors: Sequence[LogicalTensor],
+    source: LayoutFn,
+    source_ranks: Iterable[int],
+    destination: LayoutFn,
+    destination_ranks: Iterable[int],
+) -> tuple[list[tuple[int, Recipe]], list[RankClass]]:
+    """Return (destination rank, recipe) in rank order, and the source classes that recipes number.
+
+    Raises ValueError naming the tensor: unknown to the checkpoint, outside its shape, stored by no source rank, or
+    taken by no destination rank.
+    """
+    sources = rank_classes(source, source_ranks, "source")
+    destinations = rank_classes(destination, destination_ranks, "destination")
+    _check_boxes(tensors, sources + destinations)
+    _check_consumed(tensors, destinations)
+    return match_classes(sources, destinations), sources
+
+
 def match_classes(sources: Sequence[RankClass], destinations: Sequence[RankClass]) -> list[tuple[int, Recipe]]:
     """Return (destination rank, recipe) in rank order; ranks of the same two classes share the recipe.
 
@@ -100,6 +119,31 @@ def take(boxes: list[Box], offered: Box) -> tuple[list[Box], list[Box]]:
         if common is not box:
             rest += subtract(box, common)
     return taken, rest
+
+
+def _check_boxes(tensors: Sequence[LogicalTensor], classes: list[RankClass]) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    for cls in classes:
+        for f in cls.fragments:
+            if f.tensor not in shapes:
+                raise ValueError(f"the {cls.side} layout stores {f.tensor!r} in {f.buffer!r}, which the checkpoint lacks")
+            shape = shapes[f.tensor]
+            inside = len(f.start) == len(shape) and all(0 <= a < b <= n for a, b, n in zip(f.start, f.stop, shape, strict=True))
+            if not inside:
+                raise ValueError(f"the {cls.side} layout stores {f.start}..{f.stop} of {f.tensor!r}, outside its shape {shape}")
+
+
+def _check_consumed(tensors: Sequence[LogicalTensor], destinations: list[RankClass]) -> None:
+    boxes: dict[str, dict[Box, None]] = defaultdict(dict)
+    for cls in destinations:
+        for f in cls.fragments:
+            boxes[f.tensor][f.start, f.stop] = None
+    for tensor in tensors:
+        rest: list[Box] = [(tuple(0 for _ in tensor.shape), tensor.shape)]
+        for box in boxes[tensor.name]:
+            _, rest = take(rest, box)
+        if rest:
+            raise ValueError(f"no destination rank takes {rest[0][0]}..{rest[0][1]} of {tensor.name!r} {tensor.shape}")
 
 
 def _index(sources: Sequence[RankClass]) -> _Index:

@@ -11,6 +11,7 @@ from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
 from megatron_rl.resharding.aliasing import alias_candidates
 from megatron_rl.resharding.fabric import Fabric, predict_seconds
+from megatron_rl.resharding.fan_out import plan_fan_out
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.permutation import Overlaps, choose_permutation
 from megatron_rl.resharding.plan import ReshardPlan
@@ -108,13 +109,15 @@ def report_reshard(
     itemsize: int = 2,
     budget_bytes: int = 256 << 20,
     permute: bool = True,
+    fan_out: bool = False,
     padded_vocab: int | None = None,
 ) -> ReshardReport:
     """Plan actor to engine and sum it up.
 
     ``permute``: place the engine's shards where most bytes already are (ranks must coincide), else keep the order of
     ``rollout``. The bound is that of the best placement either way, so natural order shows what it costs.
-    ``padded_vocab``: rows of the trainer's embedding over all its ranks; None = as this project's trainer pads.
+    ``fan_out``: replicas of a node share what comes from other nodes. ``padded_vocab``: rows of the trainer's embedding
+    over all its ranks; None = as this project's trainer pads.
     Raises ValueError naming the key where a layout does not divide.
     """
     source = megatron_layout(model, train, padded_vocab or padded_vocab_size(model.vocab_size, train.tensor))
@@ -126,16 +129,13 @@ def report_reshard(
     slot_of = dict(zip(best.ranks, rollout.ranks, strict=True))
     bounds = {rank: (overlaps.needed(slot) - overlaps.between(rank, slot)) * itemsize for rank, slot in slot_of.items()}
     used = best if permute and best.ranks != rollout.ranks else rollout
-    plan = plan_reshard(
-        logical_tensors(model),
-        source,
-        train.ranks,
-        natural if used is rollout else lambda rank: natural(slot_of[rank]),
-        rollout.ranks,
-        itemsize=itemsize,
-        budget_bytes=budget_bytes,
-        ranks_per_node=fabric.ranks_per_node,
-    )
+    destination = natural if used is rollout else lambda rank: natural(slot_of[rank])
+    sides = (logical_tensors(model), source, train.ranks, destination, rollout.ranks)
+    node = fabric.ranks_per_node
+    if fan_out:
+        plan = plan_fan_out(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=node).both
+    else:
+        plan = plan_reshard(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=node)
     ranks = _rank_reports(plan, bounds, fabric)
     most_copied = max(ranks, key=lambda r: r.aliased_bytes + r.copied_bytes)
     whole = model_bytes(model, itemsize)
