@@ -48,7 +48,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.ranks > 1 and "WORLD_SIZE" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            start_processes(_spawned, (arguments, f"{folder}/store"), nprocs=arguments.ranks)
+            start_processes(_spawned, (arguments, f"{folder}/store"), nprocs=arguments.ranks)  # type: ignore[no-untyped-call]
         return
     figures = _engine_figures(arguments) if arguments.engine else _layout_figures(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
@@ -80,7 +80,7 @@ def _engine_figures(arguments: argparse.Namespace) -> list[Figure]:
             f"trainer.device={'cuda' if on_gpu else 'cpu'}",
             f"trainer.dtype={'bfloat16' if on_gpu else 'float32'}",
             "actor.parallel.tensor=1",
-            "rollout.kv_cache_gib=0.5",
+            f"rollout.kv_cache_gib={8 if on_gpu else 0.25}",
             "rollout.max_num_seqs=16",
             "rollout.enforce_eager=true",
             f"weight_sync.budget_mib={arguments.budget_mib}",

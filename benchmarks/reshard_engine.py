@@ -79,9 +79,15 @@ class EngineCase:
         budget = self.job.config.weight_sync.budget_bytes
         executor = ReshardExecutor(self.aliased, 0, self.actor.parameters, parameters, None, budget)
         sync = WeightSync(executor, self.aliased, self.engine)
-        timing = time_runs(lambda: sync.push(0), self.job.platform.device, repeats)
-        note = f"start of the engine left {self.held_by_start_bytes / _GIB:.2f} GiB allocated, KV cache included"
-        yield self._figure("shared weights, whole push", timing, self.aliased, note=note)
+        device, cache_gib = self.job.platform.device, self.job.config.rollout.kv_cache_gib
+        assert cache_gib is not None
+        own = sum(p.numel() * p.element_size() for name, p in parameters.items() if name not in self.aliased.aliases[0])
+        note = f"weights of the engine's own: {own} bytes; allocated by its start: {self.held_by_start_bytes / _GIB:.3f} GiB"
+        note += f" with {cache_gib:g} GiB of KV cache"
+        yield self._figure("shared weights, transfer", time_runs(executor.run, device, repeats), self.aliased, note=note)
+        note = "the transfer, and the engine drops its prefix cache"
+        push = time_runs(lambda: sync.push(0), device, repeats)
+        yield self._figure("shared weights, whole push", push, self.aliased, note=note)
         yield from self._copied(parameters, repeats)
 
     def _copied(self, parameters: dict[str, Tensor], repeats: int) -> Iterator[Figure]:
