@@ -125,7 +125,8 @@ def to_markdown(rows: Sequence[Row], command: str, hardware: str, commit: str) -
     lines = [
         "# Planning time",
         "",
-        f"Command: `{command}`. Hardware: {hardware}, one process. Commit {commit}. CPU seconds, layouts included: median",
+        f"Command: `{command}`.",
+        f"Hardware: {hardware}, one process. Commit {commit}. CPU seconds, layouts included: median",
         "(lowest to highest); wall seconds include waiting for a core of the host.",
         "",
         "| shape | layouts | ranks | transfers | rounds | CPU s | wall s | bytes / bound | runs |",

@@ -141,8 +141,8 @@ def _stage_expert_rules(
     first, last = place.of(model.moe.num_experts)
     for chunk in stage_layers(model.num_layers, layout, stage):
         for layer in chunk:
-            for expert in range(first, last):
-                yield from megatron_expert_rules(model, layer, expert, spec)
+            for slot, expert in enumerate(range(first, last)):
+                yield from megatron_expert_rules(model, layer, expert, slot, spec)
 
 
 def _output_rules(model: ModelConfig, layout: ParallelLayout) -> tuple[Rule, ...]:

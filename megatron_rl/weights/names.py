@@ -90,8 +90,8 @@ _MEGATRON_LAYER_RULES = (
     Rule("self_attention.linear_kv_up_proj.weight", LATENT_UP_WEIGHTS[1:], Cut.STACKED_ROWS),
 )
 _MEGATRON_EXPERT_NAMES = {
-    "local": ("mlp.experts.local_experts.{expert}.linear_fc1.weight", "mlp.experts.local_experts.{expert}.linear_fc2.weight"),
-    "te": ("mlp.experts.linear_fc1.weight{expert}", "mlp.experts.linear_fc2.weight{expert}"),
+    "local": ("mlp.experts.local_experts.{slot}.linear_fc1.weight", "mlp.experts.local_experts.{slot}.linear_fc2.weight"),
+    "te": ("mlp.experts.linear_fc1.weight{slot}", "mlp.experts.linear_fc2.weight{slot}"),
 }
 _TE_FUSED_NORMS = {
     "input_layernorm.weight": ("self_attention.linear_qkv.layer_norm_weight", QKV_WEIGHTS[0]),
@@ -147,11 +147,16 @@ def _as_transformer_engine(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(renamed)
 
 
-def megatron_expert_rules(model: ModelConfig, layer: int, expert: int, spec: MegatronSpec = "local") -> tuple[Rule, ...]:
-    """Rules of one routed expert (global index), cut over the expert-tensor ranks; none in a dense layer."""
+def megatron_expert_rules(
+    model: ModelConfig, layer: int, expert: int, slot: int, spec: MegatronSpec = "local"
+) -> tuple[Rule, ...]:
+    """Rules of one routed expert (global index), cut over the expert-tensor ranks; none in a dense layer.
+
+    ``slot``: its place among the experts of its rank, by which Megatron-Core names it.
+    """
     if not has_experts(model, layer):
         return ()
-    up_name, down_name = (name.format(expert=expert) for name in _MEGATRON_EXPERT_NAMES[spec])
+    up_name, down_name = (name.format(slot=slot) for name in _MEGATRON_EXPERT_NAMES[spec])
     return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in _expert_rules(up_name, down_name, expert))
 
 
