@@ -7,6 +7,7 @@ from importlib import metadata
 
 TESTED_VERSIONS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("0.25.1",),
+    "megatron-core": ("0.19.2",),
     "torch": ("2.11.0",),
     "transformers": ("5.17.0", "5.24.0"),
 }
