@@ -57,13 +57,16 @@ def write_policy(
     folder: Path,
     family: str,
     *,
-    vocab_size: int = 251,
+    vocab_size: int = 263,
     eos: int = 1,
     num_layers: int = 4,
     seed: int = 0,
     scale: float = 0.12,
 ) -> Path:
-    """Write a policy whose norms and biases matter too; with ``scale`` 0.12 it is far from uniform. Returns the folder."""
+    """Write a policy whose norms and biases matter too; with ``scale`` 0.12 it is far from uniform. Returns the folder.
+
+    The vocabulary covers the spelling tokenizer's 260 ids and is a prime, so that no degree divides it.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = _untrained(family, vocab_size, eos, num_layers).float()
     with torch.no_grad():

@@ -33,7 +33,7 @@ COPIED = ("qwen3-pp2-to-tp2", "llama_tied-dp2-to-tp2")
 def agreements(tmp_path_factory: pytest.TempPathFactory):
     """Answers of all cases of a number of ranks, from one process group."""
     folder: Path = tmp_path_factory.mktemp("agreement")
-    policies = {family: write_policy(folder / "policies" / family, family, vocab_size=261, num_layers=4) for family in FAMILIES}
+    policies = {family: write_policy(folder / "policies" / family, family) for family in FAMILIES}
 
     @cache
     def of_world(world_size: int) -> list[dict[str, list[Agreement]]]:
