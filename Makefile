@@ -31,8 +31,9 @@ format: setup ## Format and fix what ruff can fix
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-render: setup ## Rewrite hydra_conf's base files and docs/configuration.md from the schema
+render: setup ## Rewrite hydra_conf's base files, docs/configuration.md and slurm/*.sbatch from their sources
 	@$(BIN)/python -m megatron_rl.config.render
+	@$(BIN)/python -m launchers.slurm_presets
 
 demo: setup ## Watch a tiny model learn on CPU; ALGO=grpo or ppo, SEED=0
 	@$(BIN)/megatron-rl demo algo=$(ALGO) seed=$(SEED)

@@ -6,6 +6,7 @@ Standard library only: a node that cannot do its part says so before torch is re
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def rank_folder(logs_dir: Path, rank: int) -> Path:
 
 def main(argv: list[str]) -> int:
     """Check the node once, leave a mark, become the worker; returns only where that cannot be."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: only a worker that listens is meant
     module, task, run_dir = argv
     place, logs_dir = TaskPlace.of(os.environ), Path(run_dir) / "logs"
     try:

@@ -123,6 +123,7 @@ def _start_here(task: str, config: RunConfig, module: str) -> int:
 def _start_node(task: str, config: RunConfig, module: str) -> int:
     """One machine of several, each running this command: node 0 makes the run folder and tells the others."""
     host, port, node_rank = _node_place(config)
+    config = config.model_copy(update={"launcher": config.launcher.model_copy(update={"node_rank": None})})  # one for all
     patience_s, nodes = float(config.launcher.rendezvous_timeout_s), config.trainer.nnodes
     try:
         if node_rank == 0:
