@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ class EngineCase:
         sync = WeightSync(executor, self.aliased, self.engine)
         device, cache_gib = self.job.platform.device, self.job.config.rollout.kv_cache_gib
         assert cache_gib is not None
-        own = sum(p.numel() * p.element_size() for name, p in parameters.items() if name not in self.aliased.aliases[0])
+        shared = {parameters[name].data_ptr() for name in self.aliased.aliases[0]}
+        own = sum(p.numel() * p.element_size() for p in parameters.values() if p.data_ptr() not in shared)
         note = f"weights of the engine's own: {own} bytes; allocated by its start: {self.held_by_start_bytes / _GIB:.3f} GiB"
         note += f" with {cache_gib:g} GiB of KV cache"
         yield self._figure("shared weights, transfer", time_runs(executor.run, device, repeats), self.aliased, note=note)
@@ -92,7 +94,8 @@ class EngineCase:
 
     def _copied(self, parameters: dict[str, Tensor], repeats: int) -> Iterator[Figure]:
         device, expected = self.job.platform.device, dict(parameters)
-        own = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        storages = {parameter.data_ptr(): torch.zeros_like(parameter) for parameter in parameters.values()}
+        own = {name: storages[parameter.data_ptr()] for name, parameter in parameters.items()}
         executor = ReshardExecutor(self.plan, 0, self.actor.parameters, own, None, self.job.config.weight_sync.budget_bytes)
         yield self._checked("copied by the plan", time_runs(executor.run, device, repeats), own, expected)
         _forget(own)
@@ -105,6 +108,10 @@ class EngineCase:
         ]
         kernel = prepare_strided_copies([s for s, _ in pairs], [d for _, d in pairs])
         yield self._checked("copied by the one-launch kernel", time_runs(kernel.run, device, repeats), own, expected)
+        _forget(own)
+        sources, destinations = [s for s, _ in pairs], [d for _, d in pairs]
+        run = partial(torch._foreach_copy_, destinations, sources)
+        yield self._checked("copied by torch's batched copy", time_runs(run, device, repeats), own, expected)
         _forget(own)
         with self._engine_on(own) as model:
             yield self._checked(

@@ -42,17 +42,18 @@ class Copies:
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Prepare ``(source, destination)`` pairs; their storage must stay where it is."""
-        strided = [(s, d) for s, d in pairs if _wants_kernel(s, d)]
-        rest = [(s, d) for s, d in pairs if not _wants_kernel(s, d)]
+        on_gpu = [(s, d) for s, d in pairs if _on_one_gpu(s, d)]
+        rest = [(s, d) for s, d in pairs if not _on_one_gpu(s, d)]
         self._sources, self._destinations = [s for s, _ in rest], [d for _, d in rest]
-        self._strided = prepare_strided_copies([s for s, _ in strided], [d for _, d in strided]) if strided else None
+        # One launch, and faster than torch's batched copy also where nothing is strided (benchmarks/reshard.py).
+        self._on_gpu = prepare_strided_copies([s for s, _ in on_gpu], [d for _, d in on_gpu]) if on_gpu else None
 
     def run(self) -> None:
         """Copy the current values."""
         if self._sources:
             torch._foreach_copy_(self._destinations, self._sources)
-        if self._strided is not None:
-            self._strided.run()
+        if self._on_gpu is not None:
+            self._on_gpu.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +272,8 @@ def aliased_runs(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor]) ->
     return {name: sources[alias.source].detach().view(-1)[alias.offset :] for name, alias in aliases.items()}
 
 
-def _wants_kernel(source: Tensor, destination: Tensor) -> bool:
-    """Whether torch would launch a kernel for this pair alone, and leave the fast path for all pairs of its batch."""
-    plain = source.is_contiguous() and destination.is_contiguous() and source.dtype == destination.dtype
-    return source.is_cuda and destination.is_cuda and not plain
+def _on_one_gpu(source: Tensor, destination: Tensor) -> bool:
+    return source.is_cuda and source.device == destination.device
 
 
 def _finish(part: _LocalRound, works: list[dist.Work]) -> None:

@@ -91,7 +91,8 @@ def test_run_matches_reference(pair: str) -> None:
 
 @pytest.mark.gpu
 def test_run_on_one_gpu_matches_reference() -> None:
-    ((equal, received, *_),) = run_distributed(1, _transfer, "tp1_to_tp1", 1 << 20, (torch.bfloat16, torch.bfloat16), "cuda")
+    dtypes = (torch.bfloat16, torch.bfloat16)
+    ((equal, received, *_),) = run_distributed(1, _transfer, "tp1_to_tp1", 1 << 20, dtypes, "cuda", fresh=True)
     assert equal
     assert received == 0
 
@@ -100,7 +101,8 @@ def test_run_on_one_gpu_matches_reference() -> None:
 @pytest.mark.parametrize("budget", [1 << 20, 4096], ids=["one_round", "many_rounds"])
 @pytest.mark.parametrize("pair", [name for name, (train, _) in PAIRS.items() if train.world_size == 2 and "apart" not in name])
 def test_run_over_nccl_matches_reference(pair: str, budget: int) -> None:
-    for equal, received, bound, _ in run_distributed(2, _transfer, pair, budget, (torch.bfloat16, torch.bfloat16), "cuda"):
+    dtypes = (torch.bfloat16, torch.bfloat16)
+    for equal, received, bound, _ in run_distributed(2, _transfer, pair, budget, dtypes, "cuda", fresh=True):
         assert equal
         assert received == bound
 

@@ -35,17 +35,21 @@ def _child(fn: Callable[..., Any], rank: int, world_size: int, store: str, args:
             dist.destroy_process_group()
 
 
-def run_distributed(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
+def run_distributed(
+    world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 240.0, fresh: bool = False
+) -> list[Any]:
     """Call ``fn(*args)`` on ``world_size`` fresh gloo ranks and return the answers in rank order.
 
     ``fn`` must be a module-level function; answers must pickle (return tensors as numpy arrays or lists).
     The rendezvous is a file, so no port can collide. Raises AssertionError with the first failing rank's traceback.
+    ``fresh``: start from nothing instead of forking a process that has imported the project, for ranks that use CUDA.
     """
-    answers: Any = _context.Queue()
+    context = mp.get_context("spawn") if fresh else _context
+    answers: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         children = [
-            _context.Process(target=_child, args=(fn, rank, world_size, store, args, answers), daemon=False)
+            context.Process(target=_child, args=(fn, rank, world_size, store, args, answers), daemon=False)
             for rank in range(world_size)
         ]
         for child in children:
