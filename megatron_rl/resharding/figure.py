@@ -5,43 +5,71 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron_rl.config.loading import compose
 from megatron_rl.resharding.fabric import H200_NODE
 from megatron_rl.resharding.grid import GridEntry, grid_cases, report_case
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+SERIES = {
+    "permuted": ("o", "#1b4f8f"),
+    "natural order": ("|", "#d08020"),
+    "gather": ("x", "#888888"),
+    "broadcast": (".", "#bb3333"),
+}
+
 
 def draw_grid(entries: Sequence[GridEntry], path: Path) -> None:
-    """One row of dots per pair: bytes received per rank under each scheme, and the bound as a bar."""
+    """A panel per model, a row per pair: GB received per rank under each scheme, and the bound as a bar."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.17 * len(entries)))
-    rows = range(len(entries))
-    gb = [1e9 * len(entry.natural.ranks) for entry in entries]
-    bounds = [entry.permuted.bound_bytes / unit for entry, unit in zip(entries, gb, strict=True)]
-    axes.barh(rows, bounds, color="#c9d6e8", label="lower bound")
-    series = {
-        "planned, permuted": ([entry.permuted.received_bytes for entry in entries], "o", "#1b4f8f"),
-        "planned, natural order": ([entry.natural.received_bytes for entry in entries], "|", "#d08020"),
-        "gather": ([entry.natural.gather_bytes * len(entry.natural.ranks) for entry in entries], "x", "#888888"),
-        "broadcast": ([entry.natural.broadcast_bytes * len(entry.natural.ranks) for entry in entries], ".", "#bb3333"),
+    models = list(dict.fromkeys(entry.natural.model for entry in entries))
+    columns = min(2, len(models))
+    panels = [[entry for entry in entries if entry.natural.model == model] for model in models]
+    lines = -(-len(panels) // columns)
+    heights = [max(len(panel) for panel in panels[line * columns : (line + 1) * columns]) for line in range(lines)]
+    size = (7.5 * columns, 1.5 * lines + 0.13 * sum(heights))
+    figure, grid = pyplot.subplots(lines, columns, figsize=size, squeeze=False, height_ratios=heights)
+    for axes, panel, model in zip(grid.flat, panels, models, strict=False):
+        _draw_panel(axes, panel, model)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    grid[0][0].legend(loc="lower left", bbox_to_anchor=(0, 1.02 + 1 / heights[0]), ncols=5, fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _draw_panel(axes: Axes, panel: Sequence[GridEntry], model: str) -> None:
+    rows = list(range(len(panel)))
+    axes.barh(rows, [_gb(entry, entry.permuted.bound_bytes) for entry in panel], color="#c9d6e8", label="lower bound")
+    values = {
+        "permuted": [entry.permuted.received_bytes for entry in panel],
+        "natural order": [entry.natural.received_bytes for entry in panel],
+        "gather": [entry.natural.gather_bytes * len(entry.natural.ranks) for entry in panel],
+        "broadcast": [entry.natural.broadcast_bytes * len(entry.natural.ranks) for entry in panel],
     }
-    for label, (values, marker, colour) in series.items():
-        scaled = [value / unit for value, unit in zip(values, gb, strict=True)]
-        axes.scatter(scaled, rows, marker=marker, s=18, color=colour, label=label)
-    names = [f"{entry.natural.model.split(' ')[0]}  {entry.label}" for entry in entries]
-    axes.set_yticks(rows, names, fontsize=6)
+    for label, sizes in values.items():
+        marker, colour = SERIES[label]
+        scaled = [_gb(entry, size) for entry, size in zip(panel, sizes, strict=True)]
+        axes.scatter(scaled, rows, marker=marker, s=18, color=colour, label=label, clip_on=False)
+    axes.set_yticks(rows, [entry.label for entry in panel], fontsize=6)
     axes.set_xscale("symlog", linthresh=0.05)
     axes.set_xlim(left=0)
-    axes.set_xlabel("GB received per rank, mean (bf16; 0 = nothing moves)")
-    axes.invert_yaxis()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1 + 3 / len(entries)), ncols=5, fontsize=7, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    axes.set_ylim(len(panel) - 0.5, -0.5)
+    axes.set_title(f"{model}: GB received per rank, mean over {len(panel[0].natural.ranks)} ranks, bf16", fontsize=8)
+
+
+def _gb(entry: GridEntry, size: int) -> float:
+    """Mean over the ranks."""
+    return size / 1e9 / len(entry.natural.ranks)
 
 
 def main(argv: Sequence[str]) -> int:
