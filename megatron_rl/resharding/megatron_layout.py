@@ -89,8 +89,9 @@ def check_tensor_degree(model: ModelConfig, tensor: int, padded_vocab: int) -> N
     legal = megatron_tensor_degrees(model, model.num_attention_heads)
     raise ValueError(
         f"parallel.tensor={tensor} does not cut model {model.name}: it must divide num_attention_heads="
-        f"{model.num_attention_heads}, intermediate_size={model.intermediate_size} and the padded vocabulary "
-        f"{padded_vocab}, and divide or be a multiple of num_key_value_heads={model.num_key_value_heads}; "
+        f"{model.num_attention_heads}, intermediate_size={model.intermediate_size}, the widths of latent attention and "
+        f"shared experts where there are any, and the padded vocabulary {padded_vocab}, and divide or be a multiple of "
+        f"num_key_value_heads={model.num_key_value_heads}; "
         f"legal here: {legal}"
     )
 
@@ -106,13 +107,17 @@ def _check_expert_degrees(model: ModelConfig, layout: ParallelLayout) -> None:
 
 
 def megatron_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
-    """Tensor-parallel degrees up to ``largest`` that Megatron-Core accepts for this shape."""
-    heads, groups = model.num_attention_heads, model.num_key_value_heads
-    return [
-        t
-        for t in range(1, largest + 1)
-        if heads % t == 0 and model.intermediate_size % t == 0 and (groups % t == 0 or t % groups == 0)
-    ]
+    """Tensor-parallel degrees up to ``largest`` that Megatron-Core accepts for this shape.
+
+    Latent attention without Transformer Engine cuts the projections to latent space by rows, too.
+    """
+    groups = model.num_key_value_heads
+    extents = [model.num_attention_heads, model.intermediate_size]
+    if model.mla is not None:
+        extents += [model.mla.q_lora_rank, model.mla.kv_lora_rank + model.mla.qk_rope_head_dim]
+    if model.moe is not None:
+        extents.append(model.moe.num_shared_experts * model.moe.expert_intermediate_size)
+    return [t for t in range(1, largest + 1) if all(n % t == 0 for n in extents) and (groups % t == 0 or t % groups == 0)]
 
 
 def _stage_rules(

@@ -119,5 +119,6 @@ def check_tensor_degree(model: ModelConfig, layout: RolloutLayout) -> None:
 def vllm_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
     """Tensor-parallel degrees up to ``largest`` that vLLM accepts for this shape."""
     groups, vocab = model.num_key_value_heads, vllm_padded_vocab_size(model.vocab_size)
-    extents = (model.num_attention_heads, model.intermediate_size, vocab)
+    shared = 0 if model.moe is None else model.moe.num_shared_experts * model.moe.expert_intermediate_size
+    extents = (model.num_attention_heads, model.intermediate_size, vocab, shared)
     return [t for t in range(1, largest + 1) if all(n % t == 0 for n in extents) and (groups % t == 0 or t % groups == 0)]

@@ -7,6 +7,7 @@ import pytest
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.megatron_layout import megatron_layout, stage_layers
 from megatron_rl.resharding.spec import Fragment
+from megatron_rl.resharding.traced import tiny_shape
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from tests.resharding.shapes import tiny_model
 
@@ -102,3 +103,9 @@ def test_megatron_layout_rejects_heads() -> None:
 def test_vllm_layout_rejects_heads() -> None:
     with pytest.raises(ValueError, match=r"rollout\.tensor_parallel_size=3 .*legal here: \[1, 2, 4\]"):
         vllm_rules_layout(tiny_model(), RolloutLayout(tensor=3))
+
+
+def test_megatron_layout_rejects_latent_widths() -> None:
+    """Ten latent rows over four ranks: an error for the user, not an assertion."""
+    with pytest.raises(ValueError, match=r"parallel\.tensor=4 .*latent attention.*legal here: \[1, 2\]"):
+        megatron_layout(tiny_shape("deepseek_v3"), ParallelLayout(tensor=4), 256)

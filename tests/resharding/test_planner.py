@@ -16,6 +16,7 @@ from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.spec import Fragment, LogicalTensor, RankFragments
+from megatron_rl.resharding.traced import tiny_shape
 from megatron_rl.resharding.verify import allocate_buffers, count_writes, fragment_view, scatter_logical
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
@@ -28,10 +29,14 @@ BUDGET = 1 << 14
 @st.composite
 def _layout_pairs(draw: st.DrawFn) -> tuple[ModelConfig, ParallelLayout, RolloutLayout]:
     groups = draw(st.sampled_from([1, 2, 4]))
-    family = draw(st.sampled_from(["llama", "qwen2", "qwen3", "qwen3_moe"]))
-    model = tiny_model(family, groups=groups, vocab=draw(st.sampled_from([251, 256, 65])), tied=draw(st.booleans()))
+    family = draw(st.sampled_from(["llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3"]))
+    vocab = draw(st.sampled_from([251, 256, 65]))
+    if family == "deepseek_v3":
+        model = tiny_shape(family).model_copy(update={"num_layers": 4, "vocab_size": vocab})
+    else:
+        model = tiny_model(family, groups=groups, vocab=vocab, tied=draw(st.booleans()))
     train = ParallelLayout(
-        tensor=draw(st.sampled_from([1, 2, 4])),
+        tensor=draw(st.sampled_from([1, 2] if family == "deepseek_v3" else [1, 2, 4])),
         pipeline=draw(st.sampled_from([1, 2])),
         virtual_pipeline=draw(st.sampled_from([1, 2])),
         data=draw(st.sampled_from([1, 2])),
@@ -45,11 +50,12 @@ def _layout_pairs(draw: st.DrawFn) -> tuple[ModelConfig, ParallelLayout, Rollout
         expert, expert_tensor = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (6, 1)]))
         if block % (expert * expert_tensor) == 0:
             train = replace(train, expert=expert, expert_tensor=expert_tensor)
-    colocated = draw(st.booleans()) and train.world_size % tensor == 0
-    data = train.world_size // tensor if colocated else draw(st.sampled_from([1, 2, 3]))
+    pipeline = draw(st.sampled_from([1, 2, 3]))
+    colocated = draw(st.booleans()) and train.world_size % (tensor * pipeline) == 0
+    data = train.world_size // (tensor * pipeline) if colocated else draw(st.sampled_from([1, 2, 3]))
     spread = draw(st.sampled_from([1, tensor, tensor * data]))
     offset = 0 if colocated else train.world_size
-    return model, train, RolloutLayout(tensor=tensor, data=data, expert=spread, offset=offset)
+    return model, train, RolloutLayout(tensor=tensor, pipeline=pipeline, data=data, expert=spread, offset=offset)
 
 
 def _element_ids(model: ModelConfig) -> dict[str, torch.Tensor]:
