@@ -132,12 +132,13 @@ class _NoCore(nn.Module):
 
 @contextmanager
 def _latent_core_left_out() -> Iterator[None]:
-    original = mla.MLAAttention
-    mla.MLAAttention = _NoCore
+    names = vars(mla)
+    original = names["MLAAttention"]
+    names["MLAAttention"] = _NoCore
     try:
         yield
     finally:
-        mla.MLAAttention = original
+        names["MLAAttention"] = original
 
 
 @dataclass(frozen=True, slots=True)
