@@ -70,7 +70,35 @@ def submit(script: Path, folder: Path) -> str:
     if answer.returncode != 0 or found is None:
         reason = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
         raise ValueError(f"sbatch refused the job ({_key_of(reason)}): {reason}")
+    hopeless = _hopeless_reason(found[1])
+    if hopeless:
+        _run("scancel", found[1])
+        raise ValueError(
+            f"sbatch refused the job ({HOPELESS[hopeless]}): it would wait for ever ({hopeless}), so job {found[1]} was cancelled"
+        )
     return found[1]
+
+
+HOPELESS = {
+    "PartitionNodeLimit": "trainer.nnodes, launcher.partition",
+    "PartitionTimeLimit": "launcher.time_limit, launcher.partition",
+    "PartitionConfig": "trainer.nnodes, trainer.n_gpus_per_node, launcher.cpus_per_rank",
+    "BadConstraints": "launcher.sbatch_options",
+    "AccountNotAllowed": "launcher.account",
+    "InvalidAccount": "launcher.account",
+    "InvalidQOS": "launcher.sbatch_options",
+}
+"""Reasons for waiting that waiting does not cure -> the keys they are about; many clusters accept such jobs."""
+
+
+def _hopeless_reason(job_id: str) -> str | None:
+    """Why a job that was accepted can never start, as far as Slurm knows right after the submission."""
+    try:
+        answer = _run("squeue", "--noheader", f"--jobs={job_id}", "--format=%r")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    reason = answer.stdout.strip()
+    return reason if reason in HOPELESS else None
 
 
 _KEYS = {
