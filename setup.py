@@ -32,7 +32,13 @@ setup(
     packages=find_packages(include=["megatron_rl*", "kernels*", "launchers*", "hydra_conf*"]),
     package_data={
         "hydra_conf": ["*.yaml", "*/*.yaml"],
-        "megatron_rl": ["py.typed", "data/assets/*/*.json", "estimator/data/*.json", "resharding/data/*.json", "report/assets/*"],
+        "megatron_rl": [
+            "py.typed",
+            "data/assets/*/*.json",
+            "estimator/data/*.json",
+            "resharding/data/*.json",
+            "report/assets/*",
+        ],
     },
     install_requires=requirements("base"),
     extras_require={

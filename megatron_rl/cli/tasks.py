@@ -24,4 +24,3 @@ def generate(argv: list[str]) -> int:
 def evaluate(argv: list[str]) -> int:
     """Score a policy on held-out prompts; returns the exit code of the ranks."""
     return launch_task("evaluate", compose_run(argv))
-

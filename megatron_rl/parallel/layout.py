@@ -125,7 +125,8 @@ class RolloutLayout:
         shards = self.tensor * self.data
         if self.expert != 1 and (self.expert % self.tensor != 0 or shards % self.expert != 0):
             raise ValueError(
-                f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides the {shards} shards of a stage"
+                f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides the {shards} shards "
+                "of a stage"
             )
 
     @property

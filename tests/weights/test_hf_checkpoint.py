@@ -38,7 +38,7 @@ def _write(folder: Path, values: dict[str, torch.Tensor], shard_bytes: int = 20_
     write_sidecars(folder, shards, 4, {}, None)
 
 
-def _load(folder: Path, layout: ParallelLayout = ParallelLayout(), rank: int = 0) -> dict[str, torch.Tensor]:  # noqa: B008
+def _load(folder: Path, layout: ParallelLayout = ParallelLayout(), rank: int = 0) -> dict[str, torch.Tensor]:
     fragments = megatron_layout(MODEL, layout, padded_vocab_size(MODEL.vocab_size, layout.tensor))(rank)
     parameters = allocate_buffers(fragments, torch.bfloat16, 0.0)
     load_hf_checkpoint(folder, TENSORS, fragments, parameters)
