@@ -74,7 +74,7 @@ def submit(script: Path, folder: Path) -> str:
     if hopeless:
         _run("scancel", found[1])
         raise ValueError(
-            f"sbatch refused the job ({HOPELESS[hopeless]}): it would wait for ever ({hopeless}), so job {found[1]} was cancelled"
+            f"sbatch refused the job ({HOPELESS[hopeless]}): it would wait for ever ({hopeless}); job {found[1]} is cancelled"
         )
     return found[1]
 
