@@ -39,11 +39,15 @@ def plot_learning_curve(metrics_path: Path, png_path: Path, title: str) -> None:
 
 
 def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric, where it was recorded."""
+    """Steps and values of one metric, where it was recorded.
+
+    A validation counts at the step whose weights it tried, ``val/step``: the one before training is in the first record.
+    """
+    step_name = "val/step" if name.startswith("val/") else "step"
     points = [
         (int(step), value)
         for record in records
-        if (step := record["step"]) is not None and (value := record.get(name)) is not None
+        if (step := record.get(step_name, record["step"])) is not None and (value := record.get(name)) is not None
     ]
     return [step for step, _ in points], [value for _, value in points]
 

@@ -31,9 +31,15 @@ def step_of(record: Record) -> int:
 
 
 def series(records: Sequence[Record], name: str) -> Series:
-    """The metric ``name`` where it was recorded."""
-    points = [(step_of(record), record[name]) for record in records if name in record]
+    """The metric ``name`` where it was recorded; a validation at the step whose weights it tried."""
+    tried = "val/step" if name.startswith("val/") else "step"
+    points = [(_step_of(record, tried), record[name]) for record in records if name in record]
     return Series([step for step, _ in points], [value for _, value in points])
+
+
+def _step_of(record: Record, name: str) -> int:
+    value = record.get(name)
+    return step_of(record) if value is None else int(value)
 
 
 def metric_names(records: Sequence[Record]) -> list[str]:

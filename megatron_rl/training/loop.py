@@ -45,6 +45,8 @@ class TrainingLoop:
         self._parts = parts
         self._config = config
         self._total_steps = total_steps
+        self._before_training: Metrics = {}
+        """Validation of the weights the run started from; part of the first step's record."""
 
     def run(self) -> int:
         """Train; returns the process exit code (0, or ``EXIT_CODE_REQUEUE`` after a signal)."""
@@ -56,7 +58,7 @@ class TrainingLoop:
         start = parts.state.resume()
         parts.trainer.weight_sync.push(version=start)
         if start == 0 and self._config.val_before_train and parts.validator is not None:
-            parts.logger.log(0, self._validate(0))
+            self._before_training = self._validate(0)
         for callback in parts.callbacks:
             callback.on_train_begin(start, self._total_steps)
         with parts.logger.progress(start, self._total_steps):
@@ -105,6 +107,9 @@ class TrainingLoop:
         parts = self._parts
         extra = [callback.on_step_end(step, result) for callback in parts.callbacks]
         metrics = merge([metrics, parts.throughput.metrics(result.rollouts, metrics), *extra])
+        if "val/step" not in metrics:
+            metrics = {**metrics, **self._before_training}
+        self._before_training = {}
         metrics["training/epoch"] = Metric(float(result.prompts.epoch), "last")
         parts.logger.log(step, metrics)
         parts.samples.write(step, result)
@@ -113,7 +118,8 @@ class TrainingLoop:
     def _validate(self, step: int) -> Metrics:
         if self._parts.validator is None:
             return {}
-        return self._parts.validator.run(policy_version=self._parts.trainer.weight_sync.version)
+        metrics = self._parts.validator.run(policy_version=self._parts.trainer.weight_sync.version)
+        return {**metrics, "val/step": Metric(float(step), "last")}
 
     def _saves(self, step: int, last: bool) -> bool:
         every = self._config.save_freq
