@@ -12,22 +12,27 @@ from launchers.slurm_client import client_problem, submit
 from launchers.submit import launch_task, resolve_world
 from launchers.torchrun import torchrun_command
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.sweep import run_sweep_file
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.world import Task
 
 DRY_RUN = "--dry-run"
+CONFIG = "--config"
 SHORTHANDS = {"nodes": "trainer.nnodes", "gpus_per_node": "trainer.n_gpus_per_node"}
 """Names accepted here for the keys behind them."""
 
 
 def run(argv: list[str]) -> int:
-    """Launch a task; ``--task=sft`` and the like launch another one than train.
+    """Launch a task; ``--task=sft`` and the like launch another one than train, ``--config FILE`` a sweep.
 
     Raises:
         ConfigError: every problem at once, before anything is submitted.
     """
+    sweep_file, argv = _sweep_file(argv)
+    if sweep_file is not None:
+        return run_sweep_file(sweep_file, [word for word in argv if word != DRY_RUN], dry_run=DRY_RUN in argv)
     task, dry_run, overrides = _arguments(argv)
     config = compose_run(overrides)
     if config.launcher.name == "slurm":
@@ -35,6 +40,18 @@ def run(argv: list[str]) -> int:
     if dry_run:
         return _show_command(task, resolve_world(task, config))
     return launch_task(task, config)
+
+
+def _sweep_file(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """The file of ``--config FILE`` or ``--config=FILE``, and the other arguments."""
+    for index, argument in enumerate(argv):
+        if argument.startswith(f"{CONFIG}="):
+            return Path(argument.removeprefix(f"{CONFIG}=")), [*argv[:index], *argv[index + 1 :]]
+        if argument == CONFIG:
+            if index + 1 == len(argv):
+                raise ConfigError([f"{CONFIG}: name a sweep file, for example {CONFIG} sweep.yaml"])
+            return Path(argv[index + 1]), [*argv[:index], *argv[index + 2 :]]
+    return None, argv
 
 
 def _arguments(argv: list[str]) -> tuple[Task, bool, list[str]]:
