@@ -107,7 +107,7 @@ def test_step_clips_the_global_norm() -> None:
         ((), "torch", False),
         (("apex",), "torch", True),
         (("apex", "amp_C"), "apex", False),
-        (("transformer_engine",), None, False),
+        (("transformer_engine",), "transformer_engine", False),
     ],
     ids=["nothing", "unrelated_apex", "nvidia_apex", "transformer_engine"],
 )
