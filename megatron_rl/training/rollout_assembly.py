@@ -64,12 +64,11 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer, shared: Mapping[str, Tens
     seed = config.trainer.seed if config.rollout.seed is None else config.rollout.seed
     generator = RolloutGenerator(engine, job.rollout_layout, job.host_group, seed=seed, pad_token_id=tokenizer.pad_token_id)
     budget = config.data.max_response_length
-    return RolloutSide(
-        engine=engine,
-        generator=generator,
-        sampling=SamplingSettings.for_training(config.rollout, budget, tokenizer.eos_token_ids),
-        validation_sampling=SamplingSettings.for_validation(config.rollout.val_kwargs, budget, tokenizer.eos_token_ids),
-    )
+    sampling = SamplingSettings.for_training(config.rollout, budget, tokenizer.eos_token_ids)
+    validation = SamplingSettings.for_validation(config.rollout.val_kwargs, budget, tokenizer.eos_token_ids)
+    # What is in force, whatever the model's own generation_config.json says.
+    job.say(f"rollout: {sampling}\nvalidation: {validation}")
+    return RolloutSide(engine=engine, generator=generator, sampling=sampling, validation_sampling=validation)
 
 
 def plan_weight_sync(job: Job, actor: MegatronRole) -> ReshardPlan:
