@@ -16,7 +16,7 @@ from megatron_rl.cli.sweep import run_sweep_file
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
-from megatron_rl.config.world import Task
+from megatron_rl.config.world import Task, for_cluster_nodes
 
 DRY_RUN = "--dry-run"
 CONFIG = "--config"
@@ -89,12 +89,10 @@ def _submit(task: Task, config: RunConfig, overrides: list[str], dry_run: bool) 
 
 
 def _resolved_for_cluster(task: Task, config: RunConfig, cluster_problem: str | None) -> RunConfig:
-    """The resolved configuration; where ``trainer.device`` is auto the nodes have GPUs, whatever this machine has."""
+    """The configuration resolved for the cluster's nodes."""
     problems = [] if cluster_problem is None else [cluster_problem]
+    config = for_cluster_nodes(config)
     trainer = config.trainer
-    if trainer.device == "auto":
-        dtype = "bfloat16" if trainer.dtype == "auto" else trainer.dtype
-        trainer = trainer.model_copy(update={"device": "cuda", "dtype": dtype})
     if trainer.n_gpus_per_node is None:
         problems.append("trainer.n_gpus_per_node=null: tell how many ranks a node runs, for example gpus_per_node=8")
         trainer = trainer.model_copy(update={"n_gpus_per_node": 8})

@@ -11,8 +11,8 @@ from launchers.submit import resolve_world
 from launchers.sweep import Started
 from launchers.sweep_plan import PlannedPoint, SweepPlan
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
+from megatron_rl.config.world import for_cluster_nodes
 
 GIVEN_BY_THE_SCRIPT = ("trainer.nnodes", "trainer.n_gpus_per_node", "launcher")
 """Keys that the script takes from its allocation."""
@@ -32,7 +32,7 @@ def point_script(planned: PlannedPoint) -> PointScript:
     Raises:
         ConfigError: what no cluster could run.
     """
-    resolved = resolve_world("train", _on_a_node(planned.config), runs_here=False)
+    resolved = resolve_world("train", for_cluster_nodes(planned.config), runs_here=False)
     folder = experiment_dir(resolved) / "slurm"
     overrides = tuple(text for text in planned.point.overrides if text.partition("=")[0] not in GIVEN_BY_THE_SCRIPT)
     job = batch_job(resolved, "train", overrides, folder / "%j.out")
@@ -77,12 +77,3 @@ def submit_point(planned: PlannedPoint) -> Started:
         raise ConfigError([str(failure)]) from None
     print(f"submitted job {job_id} ({script.path})", flush=True)
     return Started(job_id=job_id)
-
-
-def _on_a_node(config: RunConfig) -> RunConfig:
-    """Where ``trainer.device`` is auto the nodes have GPUs, whatever this machine has."""
-    trainer = config.trainer
-    if trainer.device != "auto":
-        return config
-    dtype = "bfloat16" if trainer.dtype == "auto" else trainer.dtype
-    return config.model_copy(update={"trainer": trainer.model_copy(update={"device": "cuda", "dtype": dtype})})

@@ -98,6 +98,15 @@ def with_world(config: RunConfig, world_size: int, num_gpus: int) -> RunConfig:
     )
 
 
+def for_cluster_nodes(config: RunConfig) -> RunConfig:
+    """The configuration as a cluster sees it: where ``trainer.device`` is auto its nodes have GPUs, whatever this host has."""
+    trainer = config.trainer
+    if trainer.device != "auto":
+        return config
+    dtype = "bfloat16" if trainer.dtype == "auto" else trainer.dtype
+    return config.model_copy(update={"trainer": trainer.model_copy(update={"device": "cuda", "dtype": dtype})})
+
+
 def max_model_len(config: RunConfig) -> int:
     """Longest prompt + response the engine is built for, tokens."""
     return config.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
