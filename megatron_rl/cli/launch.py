@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast, get_args
 
+from launchers.batch_file import BatchFile
 from launchers.job import JobSpec
 from launchers.plan_summary import plan_summary
-from launchers.slurm import BatchJob, batch_job, sbatch_script
-from launchers.slurm_client import client_problem, submit
+from launchers.slurm import batch_job
+from launchers.slurm_client import client_problem
 from launchers.submit import launch_task, resolve_world
 from launchers.torchrun import torchrun_command
 from megatron_rl.cli.compose import compose_run
@@ -72,18 +73,12 @@ def _written_out(argument: str) -> str:
 def _submit(task: Task, config: RunConfig, overrides: list[str], dry_run: bool) -> int:
     resolved = _resolved_for_cluster(task, config, None if dry_run else client_problem(config.launcher))
     folder = experiment_dir(resolved) / "slurm"
-    job = batch_job(resolved, task, _kept(overrides), folder / "%j.out")
-    script = sbatch_script(job)
-    print(script)
+    script = BatchFile.of(batch_job(resolved, task, _kept(overrides), folder / "%j.out"), folder)
+    print(script.text)
     print(f"# {plan_summary(task, resolved)}".replace("\n", "\n# "))
     if dry_run:
         return 0
-    file = _written(script, folder, job)
-    try:
-        job_id = submit(file, Path.cwd())
-    except ValueError as failure:
-        raise ConfigError([str(failure)]) from None
-    print(f"submitted job {job_id} ({file})")
+    job_id = script.submit()
     print(f"log {folder / f'{job_id}.out'}; one folder per attempt in {experiment_dir(resolved)}, newest at latest/")
     return 0
 
@@ -109,16 +104,6 @@ def _kept(overrides: list[str]) -> tuple[str, ...]:
     """Overrides for the script, which names the launcher and takes the sizes from the allocation."""
     given = (*SHORTHANDS.values(), "launcher")
     return tuple(override for override in overrides if override.partition("=")[0] not in given)
-
-
-def _written(script: str, folder: Path, job: BatchJob) -> Path:
-    file = folder / f"{job.task}.sbatch"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(script)
-    except OSError as failure:
-        raise ConfigError([f"trainer.output_dir: cannot write {file}: {failure.strerror}"]) from None
-    return file
 
 
 def _show_command(task: Task, config: RunConfig) -> int:

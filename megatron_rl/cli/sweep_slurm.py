@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from launchers.slurm import batch_job, sbatch_script
-from launchers.slurm_client import client_problem, submit
+from launchers.batch_file import BatchFile
+from launchers.slurm import batch_job
+from launchers.slurm_client import client_problem
 from launchers.submit import resolve_world
 from launchers.sweep import Started
 from launchers.sweep_plan import PlannedPoint, SweepPlan
@@ -18,15 +18,7 @@ GIVEN_BY_THE_SCRIPT = ("trainer.nnodes", "trainer.n_gpus_per_node", "launcher")
 """Keys that the script takes from its allocation."""
 
 
-@dataclass(frozen=True, slots=True)
-class PointScript:
-    """A batch script and where it is written."""
-
-    path: Path
-    text: str
-
-
-def point_script(planned: PlannedPoint) -> PointScript:
+def point_script(planned: PlannedPoint) -> BatchFile:
     """The batch script of a point, in the point's own folder; the job is named after sweep and point.
 
     Raises:
@@ -37,10 +29,10 @@ def point_script(planned: PlannedPoint) -> PointScript:
     overrides = tuple(text for text in planned.point.overrides if text.partition("=")[0] not in GIVEN_BY_THE_SCRIPT)
     job = batch_job(resolved, "train", overrides, folder / "%j.out")
     named = replace(job, name=f"{resolved.trainer.project_name}-{planned.point.name}")
-    return PointScript(folder / "train.sbatch", sbatch_script(named))
+    return BatchFile.of(named, folder)
 
 
-def require_scripts(plan: SweepPlan, *, submits: bool) -> list[PointScript]:
+def require_scripts(plan: SweepPlan, *, submits: bool) -> list[BatchFile]:
     """Scripts of all points, made before the first is submitted.
 
     Raises:
@@ -68,12 +60,4 @@ def submit_point(planned: PlannedPoint) -> Started:
     Raises:
         ConfigError: Slurm refuses it, in its words.
     """
-    script = point_script(planned)
-    script.path.parent.mkdir(parents=True, exist_ok=True)
-    script.path.write_text(script.text)
-    try:
-        job_id = submit(script.path, Path.cwd())
-    except ValueError as failure:
-        raise ConfigError([str(failure)]) from None
-    print(f"submitted job {job_id} ({script.path})", flush=True)
-    return Started(job_id=job_id)
+    return Started(job_id=point_script(planned).submit())
