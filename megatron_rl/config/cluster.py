@@ -36,6 +36,9 @@ class LauncherConfig(Section):
     gpu_memory_gib: PositiveFloat | None = Field(
         None, description="Memory of one card, GiB; megatron-rl check then refuses what cannot fit. null = not compared."
     )
+    price_per_hour: NonNegativeFloat | None = Field(
+        None, description="USD per GPU hour; the pre-flight then says what a time limit can cost. null = GPU hours only."
+    )
     partition: str | None = Field(None, description="slurm: partition; null = the cluster's default.")
     account: str | None = Field(None, description="slurm: account; null = the user's default.")
     cpus_per_rank: PositiveInt | None = Field(
