@@ -43,7 +43,7 @@ class SampledStep(Protocol):
 
 
 class SampleLog:
-    """Appends ``{"step", "uid", "prompt", "response", "reward", "finish_reason"}`` objects, one a line."""
+    """Appends one object a line: ``step``, ``uid``, texts, ``reward``, ``finish_reason`` and lengths in tokens."""
 
     def __init__(self, path: Path | None, num_per_step: int) -> None:
         """Write to ``path``, ``num_per_step`` samples a step; None (ranks other than 0) or 0 = nothing."""
@@ -75,4 +75,6 @@ def _record(step: int, result: SampledStep, row: int) -> dict[str, str | int | f
         "response": result.scored.responses[row],
         "reward": float(result.scored.rewards_B[row]),
         "finish_reason": result.rollouts.finish_reasons[row],
+        "prompt_length": int(result.rollouts.prompt_lengths_B[row]),
+        "response_length": int(result.rollouts.response_lengths_B[row]),
     }

@@ -16,8 +16,8 @@ def make_result():
     prompts = tuple(Prompt(uid=f"train:{p}", token_ids=(1,), text=f"question {p}", row={}) for p in range(2))
     rollouts = RolloutBatch(
         tokens_BS=torch.zeros(4, 2, dtype=torch.int64),
-        prompt_lengths_B=torch.ones(4, dtype=torch.int64),
-        response_lengths_B=torch.ones(4, dtype=torch.int64),
+        prompt_lengths_B=torch.tensor([3, 3, 1, 1]),
+        response_lengths_B=torch.tensor([1, 2, 1, 0]),
         rollout_logprobs_BS=torch.zeros(4, 2),
         group_ids_B=torch.tensor([0, 0, 1, 1]),
         finish_reasons=("stop", "length", "stop", "abort"),
@@ -41,6 +41,8 @@ def test_sample_log_joins_prompt_response_and_reward(tmp_path):
         "response": "é",
         "reward": 0.25,
         "finish_reason": "length",
+        "prompt_length": 3,
+        "response_length": 2,
     }
     assert [(r["uid"], r["response"]) for r in records] == [
         ("train:0", "a0"),
