@@ -21,7 +21,7 @@ from megatron_rl.estimator.measurements import append_measurement
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.observability.memory_summary import Peaks, read_memory_summary
 from megatron_rl.observability.sinks import Record, read_metrics
-from megatron_rl.sweep.probe_record import catalogue_name, measurement_of, preset_of_shape
+from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
 from megatron_rl.sweep.step_statistics import METRICS_FILE, STEP, Spread, StepStatistics, step_statistics
 from megatron_rl.sweep.verdict import (
     Judgement,
@@ -173,8 +173,9 @@ def _append(facts: ProbeFacts, path: Path) -> str:
         gpu=gpu,
         preset=preset,
         software=f"megatron-rl {__version__}",
-        peak_memory_gib={**facts.statistics.memory_gib, "all": facts.peak_gib},
+        source=f"megatron-rl probe, {len(facts.records)} steps, half of the range as spread",
         date=date.today().isoformat(),
+        memory=MeasuredMemory.of_ranks(facts.ranks.values()),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     append_measurement(path, record)

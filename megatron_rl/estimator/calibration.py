@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.catalogue import Gpu
 from megatron_rl.estimator.coefficients import Coefficient, Coefficients
 from megatron_rl.estimator.decode import EngineLoad, hardware_s
@@ -24,8 +25,20 @@ class MeasuredRun:
     """A measurement with what its names mean."""
 
     record: Measurement
-    model: ModelConfig
+    config: RunConfig
     gpu: Gpu
+
+    @property
+    def model(self) -> ModelConfig:
+        """Shape."""
+        return self.config.model
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Of the actor; all samples are taken to be one micro-batch where they fit."""
+        batch = self.record.batch
+        share = round(batch.samples * (batch.prompt_tokens + batch.response_tokens))
+        return min(self.config.actor.ppo_max_token_len_per_gpu, share)
 
 
 def fit(runs: Iterable[MeasuredRun], gpu: Gpu) -> Coefficients:
@@ -58,10 +71,10 @@ def _yardsticks(runs: list[MeasuredRun]) -> dict[str, Coefficient]:
 
 
 def _update(runs: list[MeasuredRun]) -> dict[str, Coefficient]:
-    points = [run for run in runs if "update_actor" in run.record.phase_seconds and run.record.batch.micro_batch_tokens]
+    points = [run for run in runs if "update_actor" in run.record.phase_seconds]
     if not points:
         return {}
-    inverse = [(1 / run.record.batch.micro_batch_tokens, 1 / update_efficiency(run)) for run in points]
+    inverse = [(1 / run.micro_batch_tokens, 1 / update_efficiency(run)) for run in points]
     sources = tuple(run.record.name for run in points)
     line = fit_line(inverse)
     if line is None or line[0] <= 0 or line[1] < 0:  # one micro-batch size, or noise: keep the shape, fit the height
@@ -78,7 +91,7 @@ def _update(runs: list[MeasuredRun]) -> dict[str, Coefficient]:
 def update_efficiency(run: MeasuredRun) -> float:
     """Useful FLOP/s of a measured update over the data-sheet peak of its cards."""
     record, batch = run.record, run.record.batch
-    length = batch.prompt_tokens + batch.response_tokens
+    length = round(batch.prompt_tokens + batch.response_tokens)
     useful_flops = train_flops(run.model, [length]) * batch.samples
     return useful_flops / (record.phase_seconds["update_actor"] * record.num_gpus * run.gpu.peak_flops_per_s)
 
@@ -107,11 +120,12 @@ def _rollout(runs: list[MeasuredRun], known: Coefficients) -> dict[str, Coeffici
 
 def engine_load(run: MeasuredRun) -> EngineLoad:
     """Work of one engine of a measured rollout."""
-    batch, layout = run.record.batch, run.record.layout
+    batch, tensor = run.record.batch, run.config.rollout.tensor_parallel_size
+    engines = run.record.num_gpus // tensor
     return EngineLoad(
-        tensor=layout.rollout_tensor,
-        sequences=batch.samples / layout.rollout_data,
-        prefilled_prompts=batch.samples / layout.rollout_data,
+        tensor=tensor,
+        sequences=batch.samples / engines,
+        prefilled_prompts=batch.samples / engines,
         prompt_tokens=batch.prompt_tokens,
         response_tokens=batch.response_tokens,
         iterations=float(batch.response_tokens),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from megatron_rl.config.world import data_degree
 from megatron_rl.estimator.calibration import MeasuredRun, engine_load, fit
 from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.decode import rollout_s
@@ -52,16 +53,16 @@ def _predictions(run: MeasuredRun, coefficients: Coefficients) -> Iterator[tuple
 
 def _update_s(run: MeasuredRun, coefficients: Coefficients) -> float:
     """Forward and backward; the records do not say whether an optimizer step was timed, so none is added."""
-    batch, degrees = run.record.batch, run.record.layout
-    layout = ParallelLayout(tensor=degrees.tensor, pipeline=degrees.pipeline, data=degrees.data)
-    role = RoleSetup(name="actor", layout=layout, micro_batch_tokens=batch.micro_batch_tokens)
+    batch, degrees = run.record.batch, run.config.actor.parallel
+    layout = ParallelLayout(tensor=degrees.tensor, pipeline=degrees.pipeline, data=data_degree(degrees, run.record.num_gpus))
+    role = RoleSetup(name="actor", layout=layout, micro_batch_tokens=run.micro_batch_tokens)
     workload = Workload(
         prompts_per_step=batch.samples,
         samples_per_prompt=1,
-        prompt_tokens=batch.prompt_tokens,
-        response_tokens=batch.response_tokens,
-        max_prompt_tokens=batch.prompt_tokens,
-        max_response_tokens=batch.response_tokens,
+        prompt_tokens=round(batch.prompt_tokens),
+        response_tokens=round(batch.response_tokens),
+        max_prompt_tokens=round(batch.prompt_tokens),
+        max_response_tokens=round(batch.response_tokens),
         num_prompts=batch.samples,
         epochs=1,
         uses_critic=False,

@@ -19,8 +19,8 @@ from megatron_rl.estimator.fsdp import fsdp_deployment, fsdp_memory, fsdp_times
 from megatron_rl.estimator.measurements import Measurement, load_measurements
 from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.estimator.pools import make_pools
-from megatron_rl.estimator.presets import preset_model
 from megatron_rl.estimator.ranking import Plan, Prices, rank_row, undominated, why_not
+from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.estimator.strategies import Limits, Pins, Pool, Search, Strategy
 from megatron_rl.estimator.workload import limits_of, pins_of, workload_of
 
@@ -95,7 +95,7 @@ def _check_counts(request: Request) -> None:
 
 def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:
     """Records with their model's shape and their card looked up."""
-    return [MeasuredRun(record=r, model=preset_model(r.model), gpu=find_gpu(r.gpu, "measurement.gpu")) for r in records]
+    return [MeasuredRun(record=r, config=recorded_config(r), gpu=find_gpu(r.gpu, "measurement.gpu")) for r in records]
 
 
 def _search(model: ModelConfig, workload: Workload, pool: Pool, runs: list[MeasuredRun], pins: Pins, limits: Limits) -> Search:

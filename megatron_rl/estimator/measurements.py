@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
@@ -15,27 +15,26 @@ from megatron_rl.config.errors import ConfigError
 CPU = "CPU"
 """Card of a run without one. Such records are kept for people; the model is one of GPUs."""
 
-PhaseName = Literal["rollout", "scoring", "update_actor", "update_critic", "sync", "other"]
-
-
-class MeasuredLayout(Section):
-    """Degrees of the measured run."""
-
-    tensor: PositiveInt = 1
-    pipeline: PositiveInt = 1
-    data: PositiveInt = 1
-    rollout_tensor: PositiveInt = 1
-    rollout_data: PositiveInt = 1
+PhaseName = Literal[
+    "rollout", "score_actor", "score_reference", "score_critic", "update_critic", "update_actor", "sync", "other"
+]
+Setting = bool | int | float | str | list[bool | int | float | str] | None
 
 
 class MeasuredBatch(Section):
-    """Work of the measured step; 0 where a phase was not part of it. Tokens count prompt and response."""
+    """Samples of the measured steps, mean over the steps."""
 
     samples: NonNegativeInt = 0
-    prompt_tokens: NonNegativeInt = 0
-    response_tokens: NonNegativeInt = 0
-    micro_batch_tokens: NonNegativeInt = 0
-    optimizer_steps: NonNegativeInt = 1
+    """Of one step."""
+    samples_per_prompt: PositiveInt = 1
+    prompt_tokens: NonNegativeFloat = 0
+    """Mean of a prompt."""
+    response_tokens: NonNegativeFloat = 0
+    """Mean of a response."""
+    longest_response_tokens: NonNegativeFloat = 0
+    """Of a step; 0 = all responses are equally long."""
+    squared_tokens: NonNegativeFloat = 0
+    """Mean of (prompt + response)^2, which attention pays for; 0 = that of the mean length."""
 
 
 class Measurement(Section):
@@ -49,11 +48,15 @@ class Measurement(Section):
     """Name of a model preset (``model=``)."""
     software: str
     """What ran, when it was not this trainer: other code has other efficiencies."""
-    layout: MeasuredLayout = MeasuredLayout()
+    settings: dict[str, Setting] = Field({}, description="Configuration keys that differ from their defaults, dotted.")
     batch: MeasuredBatch = MeasuredBatch()
     phase_seconds: dict[PhaseName, PositiveFloat] = Field({}, description="Of one step.")
     phase_spread_s: dict[PhaseName, PositiveFloat] = Field({}, description="Half of the range seen, seconds.")
-    peak_memory_gib: dict[str, PositiveFloat] = Field({}, description="By phase, or ``all``.")
+    peak_memory_gib: dict[PhaseName, PositiveFloat] = Field(
+        {}, description="Most the allocator had handed out, by phase, of the fullest rank."
+    )
+    reserved_memory_gib: PositiveFloat | None = Field(None, description="Most the allocator held, fragments included.")
+    device_memory_gib: PositiveFloat | None = Field(None, description="Most the driver counted for the card.")
     yardsticks: dict[str, PositiveFloat] = Field({}, description="Rates of single operations.")
     """matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s."""
     use: Literal["calibration", "held_out", "context"]

@@ -1,29 +1,58 @@
-"""A probe's run folder as a measurement for the estimator."""
+"""Measured steps of a run as a measurement for the estimator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.loading import group_choices
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.world import data_degree
 from megatron_rl.estimator.catalogue import GIB, gpus
-from megatron_rl.estimator.measurements import CPU, MeasuredBatch, MeasuredLayout, Measurement, PhaseName
+from megatron_rl.estimator.measurements import CPU, MeasuredBatch, Measurement, PhaseName
 from megatron_rl.estimator.presets import preset_model
+from megatron_rl.estimator.recorded_settings import settings_of
+from megatron_rl.observability.memory_summary import Peaks
 from megatron_rl.observability.sinks import Record
 from megatron_rl.observability.summary import mean_of
 
 PHASES: Mapping[PhaseName, tuple[str, ...]] = {
     "rollout": ("gen",),
-    "scoring": ("old_log_prob", "ref", "values"),
-    "update_actor": ("update_actor",),
+    "score_actor": ("old_log_prob",),
+    "score_reference": ("ref",),
+    "score_critic": ("values",),
     "update_critic": ("update_critic",),
+    "update_actor": ("update_actor",),
     "sync": ("update_weights",),
     "other": ("reward", "adv", "check_replicas", "other"),
 }
 """The estimator's phases -> the timers' that they are made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMemory:
+    """Peaks of the fullest rank, GiB. On a CPU the resident set stands in for what was allocated."""
+
+    allocated_gib: Mapping[str, float]
+    """By timer."""
+    reserved_gib: float | None = None
+    device_gib: float | None = None
+
+    @classmethod
+    def of_ranks(cls, ranks: Iterable[Peaks]) -> MeasuredMemory:
+        """Of what a run left of each of its ranks."""
+        largest: dict[tuple[str, str], float] = {}
+        for timer, kind, size in ((t, k, s) for peaks in ranks for t, kinds in peaks.items() for k, s in kinds.items()):
+            largest[timer, kind] = max(size, largest.get((timer, kind), 0.0))
+        main = "allocated" if any(kind == "allocated" for _, kind in largest) else "cpu"
+        whole = {kind: max((s for (_, k), s in largest.items() if k == kind), default=None) for kind in ("reserved", "device")}
+        return cls(
+            allocated_gib={timer: size for (timer, kind), size in largest.items() if kind == main},
+            reserved_gib=whole["reserved"],
+            device_gib=whole["device"],
+        )
+
+
 _NOT_SHAPE = {"name", "path", "tokenizer_path", "chat_template"}
 
 
@@ -36,8 +65,10 @@ def measurement_of(
     gpu: str,
     preset: str,
     software: str,
-    peak_memory_gib: Mapping[str, float],
+    source: str,
     date: str,
+    memory: MeasuredMemory,
+    squared_tokens: float = 0.0,
 ) -> Measurement:
     """The measurement.
 
@@ -49,39 +80,38 @@ def measurement_of(
         gpu: full name of the catalogue, or ``CPU``.
         preset: model preset of the run's shape.
         software: name and version of what ran.
-        peak_memory_gib: by phase, of the fullest rank.
+        source: command, and how many steps.
         date: ISO.
+        memory: of the fullest rank.
+        squared_tokens: mean of (prompt + response)^2 over the samples; 0 = not known.
     """
-    actor, rollout = config.actor.parallel, config.rollout
-    prompt = round(mean_of(records, "prompt_length/mean") or 0.0)
-    response = round(mean_of(records, "response_length/mean") or 0.0)
     by_phase = {phase: [_seconds(record, names) for record in records] for phase, names in PHASES.items()}
     used = {phase: values for phase, values in by_phase.items() if sum(values) > 0}
+    peaks = {
+        phase: max((memory.allocated_gib.get(timer, 0.0) for timer in names), default=0.0) for phase, names in PHASES.items()
+    }
     return Measurement(
         name=name,
         gpu=gpu,
         num_gpus=num_ranks,
         model=preset,
         software=software,
-        layout=MeasuredLayout(
-            tensor=actor.tensor,
-            pipeline=actor.pipeline,
-            data=data_degree(actor, num_ranks),
-            rollout_tensor=rollout.tensor_parallel_size,
-            rollout_data=num_ranks // rollout.tensor_parallel_size,
-        ),
+        settings=settings_of(config, preset),
         batch=MeasuredBatch(
-            samples=config.data.train_batch_size * rollout.n,
-            prompt_tokens=prompt,
-            response_tokens=response,
-            micro_batch_tokens=_micro_batch_tokens(config, num_ranks, prompt + response),
-            optimizer_steps=batch_arithmetic(config, num_ranks).roles[0].optimizer_steps,
+            samples=config.data.train_batch_size * config.rollout.n,
+            samples_per_prompt=config.rollout.n,
+            prompt_tokens=mean_of(records, "prompt_length/mean") or 0.0,
+            response_tokens=mean_of(records, "response_length/mean") or 0.0,
+            longest_response_tokens=mean_of(records, "response_length/max") or 0.0,
+            squared_tokens=squared_tokens,
         ),
         phase_seconds={phase: sum(values) / len(values) for phase, values in used.items()},
         phase_spread_s={p: (max(v) - min(v)) / 2 for p, v in used.items() if max(v) > min(v)},
-        peak_memory_gib={phase: peak for phase, peak in peak_memory_gib.items() if peak > 0},
+        peak_memory_gib={phase: peak for phase, peak in peaks.items() if peak > 0},
+        reserved_memory_gib=memory.reserved_gib,
+        device_memory_gib=memory.device_gib,
         use="context" if gpu == CPU else "calibration",
-        source=f"megatron-rl probe, {len(records)} steps, half of the range as spread",
+        source=source,
         date=date,
     )
 
@@ -100,16 +130,6 @@ def preset_of_shape(model: ModelConfig) -> str | None:
     shape = model.model_dump(exclude=_NOT_SHAPE)
     names = sorted(group_choices()["model"], key=lambda name: name != model.name)
     return next((name for name in names if preset_model(name).model_dump(exclude=_NOT_SHAPE) == shape), None)
-
-
-def _micro_batch_tokens(config: RunConfig, num_ranks: int, sample_tokens: int) -> int:
-    """Tokens that one micro-batch of the actor held: no more than an optimizer step gives a rank."""
-    actor = config.actor
-    mini = batch_arithmetic(config, num_ranks).roles[0]
-    if actor.use_dynamic_bsz:
-        return min(actor.ppo_max_token_len_per_gpu, mini.samples_per_rank * sample_tokens)
-    assert actor.ppo_micro_batch_size_per_gpu is not None, "validated"
-    return min(actor.ppo_micro_batch_size_per_gpu, mini.samples_per_rank) * sample_tokens
 
 
 def _seconds(record: Record, timers: Sequence[str]) -> float:

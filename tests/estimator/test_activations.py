@@ -46,8 +46,8 @@ def saved_bytes(num_layers: int, weight_bytes: int, recompute: str | None, qk_no
     own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
     packed = PackedTokens(
         tokens_T=torch.zeros(NUM_TOKENS, dtype=torch.int64),
-        targets_T=torch.zeros(NUM_TOKENS, dtype=torch.int64),
-        predicts_T=torch.ones(NUM_TOKENS, dtype=torch.bool),
+        predicting_N=torch.arange(NUM_TOKENS),
+        targets_N=torch.zeros(NUM_TOKENS, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
         lengths=(NUM_TOKENS,),
         rows=(0,),

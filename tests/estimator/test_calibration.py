@@ -18,13 +18,13 @@ from megatron_rl.estimator.flops import train_flops
 from megatron_rl.estimator.least_squares import fit_line, fit_two
 from megatron_rl.estimator.measurements import (
     MeasuredBatch,
-    MeasuredLayout,
     Measurement,
     append_measurement,
     load_measurements,
     read_records,
 )
 from megatron_rl.estimator.presets import preset_model
+from megatron_rl.estimator.recorded_settings import recorded_config
 
 H200 = find_gpu("H200")
 MODEL = "qwen2_5_0_5b"
@@ -43,13 +43,15 @@ def record(name: str, phase: str, seconds: float, batch: MeasuredBatch, **change
         "source": "test",
     }
     one = Measurement.model_validate(fields | changes)
-    return MeasuredRun(record=one, model=preset_model(MODEL), gpu=find_gpu(one.gpu))
+    return MeasuredRun(record=one, config=recorded_config(one), gpu=find_gpu(one.gpu))
 
 
 def update_run(name: str, micro_batch_tokens: int, efficiency: float, **changes: object) -> MeasuredRun:
-    batch = MeasuredBatch(samples=8, prompt_tokens=100, response_tokens=156, micro_batch_tokens=micro_batch_tokens)
-    seconds = train_flops(preset_model(MODEL), [256] * 8) / (989e12 * efficiency)
-    return record(name, "update_actor", seconds, batch, **changes)
+    samples = 2**10
+    batch = MeasuredBatch(samples=samples, prompt_tokens=100, response_tokens=156)
+    seconds = train_flops(preset_model(MODEL), [256] * samples) / (989e12 * efficiency)
+    settings = {"actor.ppo_max_token_len_per_gpu": micro_batch_tokens}
+    return record(name, "update_actor", seconds, batch, settings=settings, **changes)
 
 
 def test_fit_two_matches_hand_computed() -> None:
@@ -85,10 +87,10 @@ def test_fit_recovers_rollout_coefficients() -> None:
     runs = []
     for samples, tensor in ((512, 1), (64, 1), (256, 2)):
         batch = MeasuredBatch(samples=samples, prompt_tokens=128, response_tokens=256)
-        layout = MeasuredLayout(rollout_tensor=tensor)
-        draft = record("draft", "rollout", 1.0, batch, layout=layout)
+        settings = {"rollout.tensor_parallel_size": tensor}
+        draft = record("draft", "rollout", 1.0, batch, num_gpus=tensor, settings=settings)
         seconds = rollout_s(draft.model, H200, engine_load(draft), known)
-        runs.append(record(f"{samples}", "rollout", seconds, batch, layout=layout))
+        runs.append(record(f"{samples}", "rollout", seconds, batch, num_gpus=tensor, settings=settings))
     found = fit(runs, H200)
     assert found.decode_iteration_s.value == pytest.approx(2e-3, rel=1e-6)
     assert found.decode_token_s.value == pytest.approx(1.5e-5, rel=1e-6)

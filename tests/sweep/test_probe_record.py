@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import with_world
 from megatron_rl.estimator.estimate import measured_runs
 from megatron_rl.estimator.measurements import CPU, Measurement, append_measurement, load_measurements, read_records
+from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.observability.sinks import Record
-from megatron_rl.sweep.probe_record import catalogue_name, measurement_of, preset_of_shape
+from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
 
 STEPS: list[Record] = [
     {
@@ -44,25 +46,32 @@ def measured(config: RunConfig, gpu: str) -> Measurement:
         gpu=gpu,
         preset="tiny",
         software="megatron-rl 0",
-        peak_memory_gib={"gen": 1.5, "adv": 0.0},
+        source="test",
         date="2026-01-01",
+        memory=MeasuredMemory(allocated_gib={"gen": 1.5, "adv": 0.0, "old_log_prob": 2.0}),
     )
 
 
 def test_measurement_of_matches_hand_computed(config: RunConfig) -> None:
     record = measured(config, "H200-141GB")
-    assert record.phase_seconds == {"rollout": 2.0, "scoring": 0.75, "update_actor": 1.0, "other": 0.25}
+    assert record.phase_seconds == {
+        "rollout": 2.0,
+        "score_actor": 0.25,
+        "score_reference": 0.5,
+        "update_actor": 1.0,
+        "other": 0.25,
+    }
     assert record.phase_spread_s == {"rollout": 1.0}
     assert record.batch.model_dump() == {
         "samples": 256,
-        "prompt_tokens": 6,
-        "response_tokens": 8,
-        # 8 prompts * 8 samples over DP 2: 32 samples of 14 tokens are less than the budget of 16,384.
-        "micro_batch_tokens": 32 * 14,
-        "optimizer_steps": 4,
+        "samples_per_prompt": 8,
+        "prompt_tokens": 6.0,
+        "response_tokens": 7.6,
+        "longest_response_tokens": 0.0,
+        "squared_tokens": 0.0,
     }
-    assert record.layout.model_dump() == {"tensor": 2, "pipeline": 1, "data": 2, "rollout_tensor": 1, "rollout_data": 4}
-    assert record.peak_memory_gib == {"gen": 1.5}
+    assert record.settings["actor.parallel.tensor"] == 2 and record.settings["rollout.n"] == 8
+    assert record.peak_memory_gib == {"rollout": 1.5, "score_actor": 2.0}
     assert record.use == "calibration"
 
 
@@ -75,6 +84,28 @@ def test_measurement_roundtrips_through_the_estimators_store(config: RunConfig, 
     assert on_cpu.use == "context"
     assert [run.record for run in measured_runs(load_measurements(path))][-1] == on_gpu
     assert on_cpu not in load_measurements(path)
+
+
+def test_recorded_config_roundtrips(config: RunConfig) -> None:
+    found, unnamed = recorded_config(measured(config, "H200-141GB")), {"load_path"}
+    for section in ("actor", "critic", "ref", "rollout", "weight_sync", "algorithm"):
+        assert getattr(found, section).model_dump(exclude=unnamed) == getattr(config, section).model_dump(exclude=unnamed)
+    assert found.data.train_batch_size == config.data.train_batch_size
+
+
+def test_recorded_config_rejects_a_key_of_another_version(config: RunConfig) -> None:
+    record = measured(config, "H200-141GB").model_copy(update={"settings": {"rollout.beams": 2}})
+    with pytest.raises(ConfigError, match=r"record probe_x: rollout\.beams"):
+        recorded_config(record)
+
+
+def test_measured_memory_takes_the_fullest_rank() -> None:
+    first = {"gen": {"allocated": 2.0, "reserved": 3.0, "device": 4.0, "cpu": 9.0}}
+    second = {"gen": {"allocated": 1.0, "reserved": 5.0, "device": 4.5, "cpu": 9.0}}
+    found = MeasuredMemory.of_ranks([first, second])
+    assert (found.allocated_gib, found.reserved_gib, found.device_gib) == ({"gen": 2.0}, 5.0, 4.5)
+    on_cpu = MeasuredMemory.of_ranks([{"gen": {"cpu": 1.5}}])
+    assert (on_cpu.allocated_gib, on_cpu.reserved_gib) == ({"gen": 1.5}, None)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_show_probe_of_many_gpus(probe: Probe, tmp_path: Path, capsys: pytest.Ca
     (record,) = read_records(tmp_path / "measurements.json")
     assert (record.gpu, record.num_gpus, record.model, record.use) == ("H200-141GB", 16, "qwen2_5_1_5b", "calibration")
     assert record.phase_seconds == {"rollout": 6.0, "update_actor": 4.0}
-    assert record.peak_memory_gib == {"gen": 90.0, "all": 102.0}
+    assert record.peak_memory_gib == {"rollout": 90.0}
+    assert (record.reserved_memory_gib, record.device_memory_gib) == (100.0, 102.0)
 
 
 def test_show_probe_says_no(probe: Probe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
