@@ -1,18 +1,20 @@
 """The only door to ``kernels``: operations in the words of the trainer.
 
-Shape suffixes: N positions, V vocabulary rows of this rank, H hidden.
+Shape suffixes: N positions, C a slice of them, V vocabulary rows of this rank, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from kernels.linear_logprob import linear_logprob
+from kernels.linear_logprob import linear_logprob, linear_token_loss
 from kernels.repack import Repack, prepare_repack
+from kernels.rope import rope
+from kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,67 @@ def token_logprobs(
     )
 
 
+def token_loss(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    slice_loss: Callable[[slice, Tensor, Tensor | None], Tensor],
+    shard: VocabShard,
+    *,
+    temperature: float,
+    with_entropy: bool,
+) -> Tensor:
+    """``sum over slices of slice_loss(slice, logprobs_C, entropy_C)``, with the gradients of hidden states and weight.
+
+    The same log-probs and entropies as :func:`token_logprobs`, handed over slice by slice of the N positions, at least
+    once. The loss of a slice may not depend on other slices. On a GPU this saves one of four matrix products.
+
+    Args:
+        hidden_NH: last hidden states, equal on every rank of the group.
+        weight_VH: this rank's rows of the LM head, padding included.
+        targets_N: i64 token ids.
+        slice_loss: answers a differentiable f32 scalar; entropy is None unless asked for.
+        shard: which rows those are.
+        temperature: divides the logits, > 0.
+        with_entropy: also hand over the (differentiable) entropy.
+
+    Returns f32 scalar; its backward pass runs once.
+
+    Collectives: ``shard.group``, slice by slice in the forward pass.
+    """
+    return linear_token_loss(
+        hidden_NH,
+        weight_VH[: shard.num_real_rows],
+        targets_N - shard.start,
+        slice_loss,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        group=shard.group,
+        rows_per_rank=shard.stop - shard.start,
+    )
+
+
 def prepare_strided_copies(sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> Repack:
     """Prepare ``destination.copy_(source)`` for all pairs as one kernel launch on a GPU; call ``run()`` for each repeat.
 
     The answer holds addresses: prepare again where a tensor's storage has moved. See ``kernels.repack.prepare_repack``.
     """
     return prepare_repack(sources, destinations)
+
+
+def rotate(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+    """Rotary position embedding of queries or keys in one pass, forward and backward. See ``kernels.rope.rope``.
+
+    Args:
+        x_TNK: heads of T packed tokens; may be a view into a fused projection.
+        cos_TR: f32, cosines of each token's angles.
+        sin_TR: f32, sines.
+
+    Returns a contiguous tensor of x's shape and dtype.
+    """
+    return rope(x_TNK, cos_TR, sin_TR)
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[..., 2F]``, gate first, in one pass that keeps the input alone. See ``kernels.swiglu.swiglu``."""
+    return swiglu(gate_up)

@@ -88,8 +88,9 @@ def linear_token_loss(
 
     Gradients reach ``hidden_NH`` and ``weight_VH`` only. Arguments as in :func:`linear_logprob`, and
 
-    * ``loss``: called once per cut of positions with the slice, f32 log-probs ``[C]`` and entropy ``[C]`` (None unless
-      ``with_entropy``); answers a differentiable scalar, this cut's share of the loss. It may put detached metrics aside.
+    * ``loss``: called once per cut of positions (with an empty one if there are none) with the slice, f32 log-probs
+      ``[C]`` and entropy ``[C]`` (None unless ``with_entropy``); answers a differentiable scalar, this cut's share of the
+      loss. It may put detached metrics aside.
     * ``rows_per_rank``: rows a rank of the group holds at most, padding included: the same number on all ranks, because
       it decides how positions are cut. Needed with a group.
     * ``half_logits``: let the products write logits in the dtype of ``hidden_NH`` (CUDA only): a third less memory
@@ -104,7 +105,7 @@ def linear_token_loss(
     Collectives: one all-gather of 16 bytes per position over ``group``, cut by cut.
     """
     assert temperature > 0
-    if not _checked(hidden_NH, weight_VH, targets_N):
+    if not _checked(hidden_NH, weight_VH, targets_N) or hidden_NH.shape[0] == 0:
         logprobs_N, entropy_N = linear_logprob(
             hidden_NH, weight_VH, targets_N, temperature=temperature, with_entropy=with_entropy, group=group
         )

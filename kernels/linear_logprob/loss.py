@@ -49,8 +49,9 @@ def differentiated(loss: Callable[[slice, Tensor, Tensor | None], Tensor]) -> To
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in (logprobs_C, entropy_C) if x is not None]
             value = loss(tokens, leaves[0], leaves[1] if entropy_C is not None else None)
-            grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-        return TokenGradients(value.detach(), grads[0], grads[1] if entropy_C is not None else None)
+            grads = torch.autograd.grad(value, leaves, allow_unused=True)
+        grad_logprobs_C = torch.zeros_like(logprobs_C) if grads[0] is None else grads[0]
+        return TokenGradients(value.detach(), grad_logprobs_C, grads[1] if entropy_C is not None else None)
 
     return token_loss
 

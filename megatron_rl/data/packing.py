@@ -3,7 +3,7 @@
 Cutting is a pure function of the sequence lengths: every rank knows every rank's micro-batches without a collective,
 and all ranks run the same number of them.
 
-Shape suffixes: B samples, S padded tokens, T packed tokens, D documents.
+Shape suffixes: B samples, S padded tokens, T packed tokens, N predicted tokens, D documents.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from megatron_rl.data.balance import balanced_partition
-from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
-from megatron_rl.types.masks import to_predicting_position, to_token_position
+from megatron_rl.types.batches import LossInputs, MicroBatch, MiniBatch, PackedTokens
 
 Rows = tuple[int, ...]
 
@@ -119,6 +118,18 @@ def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Predicted:
+    """The N counted tokens of a pack, all i64 on the host."""
+
+    predicting_N: Tensor
+    """Position in the pack of the token before."""
+    flat_N: Tensor
+    """Position in the flattened padded batch."""
+    document_N: Tensor
+    """Document of the pack."""
+
+
+@dataclass(frozen=True, slots=True)
 class Packer:
     """Lays chosen rows of one padded batch end to end.
 
@@ -135,50 +146,65 @@ class Packer:
     fixed_length: int | None = None
     """T of every pack (at least what its rows need); None = as long as the rows."""
 
-    def _gather(self, x_BS: Tensor, index_T: Tensor, num_padding: int) -> Tensor:
-        picked = x_BS.reshape(-1)[index_T.to(x_BS.device)]
-        return torch.nn.functional.pad(picked, (0, num_padding)).to(self.device)
+    def _index(self, rows: Rows) -> Tensor:
+        return _flat_index([self.lengths[row] for row in rows], rows, self.tokens_BS.shape[1])
 
-    def _layout(self, rows: Rows) -> tuple[Tensor, tuple[int, ...], int]:
-        """Flat index, document lengths (padding document included), padding tokens."""
-        lengths = tuple(self.lengths[row] for row in rows)
-        num_padding = (self.fixed_length or packed_length(lengths, self.multiple)) - sum(lengths)
-        assert num_padding >= 0
-        index_T = _flat_index(lengths, rows, self.tokens_BS.shape[1])
-        return index_T, (*lengths, num_padding) if num_padding else lengths, num_padding
+    def _picked(self, x_BS: Tensor, flat: Tensor) -> Tensor:
+        return x_BS.reshape(-1)[flat.to(x_BS.device)]
+
+    def _predicted(self, rows: Rows) -> _Predicted:
+        lengths_D = torch.tensor([self.lengths[row] for row in rows], dtype=torch.int64)
+        flat_T = self._index(rows)
+        counted_T = self._picked(self.mask_BS, flat_T).cpu()
+        # Nothing precedes the first token of a document.
+        counted_T[lengths_D.cumsum(0) - lengths_D] = False
+        positions_N = counted_T.nonzero()[:, 0]
+        document_T = torch.arange(len(rows)).repeat_interleave(lengths_D)
+        return _Predicted(positions_N - 1, flat_T[positions_N], document_T[positions_N])
 
     def pack_tokens(self, rows: Rows) -> PackedTokens:
         """Pack ``rows``; no rows make one padding document, so that a rank without work still joins the others."""
-        index_T, lengths, num_padding = self._layout(rows)
-        ends = torch.tensor(lengths).cumsum(0)
-        is_end_T = torch.zeros(int(ends[-1]), dtype=torch.bool)
-        is_end_T[ends - 1] = True
-        inside_T = ~is_end_T.to(self.device)
-        targets_T = self._gather(to_predicting_position(self.tokens_BS), index_T, num_padding)
-        predicts_T = self._gather(to_predicting_position(self.mask_BS), index_T, num_padding)
+        lengths = tuple(self.lengths[row] for row in rows)
+        num_padding = (self.fixed_length or packed_length(lengths, self.multiple)) - sum(lengths)
+        assert num_padding >= 0
+        lengths = (*lengths, num_padding) if num_padding else lengths
+        predicted = self._predicted(rows)
+        tokens_T = torch.nn.functional.pad(self._picked(self.tokens_BS, self._index(rows)), (0, num_padding))
         return PackedTokens(
-            tokens_T=self._gather(self.tokens_BS, index_T, num_padding),
-            targets_T=targets_T.where(inside_T, 0),
-            predicts_T=predicts_T & inside_T,
-            cu_seqlens=torch.nn.functional.pad(ends, (1, 0)).to(torch.int32).to(self.device),
+            tokens_T=tokens_T.to(self.device),
+            predicting_N=predicted.predicting_N.to(self.device),
+            targets_N=self._picked(self.tokens_BS, predicted.flat_N).to(self.device),
+            cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(self.device),
             lengths=lengths,
             rows=rows,
         )
 
-    def pack_field(self, x_BS: Tensor, packed: PackedTokens) -> Tensor:
-        """Bring token coordinates ``[B, S]`` to the pack's predicting positions ``[T]``; 0 where nothing is predicted."""
-        index_T, _, num_padding = self._layout(packed.rows)
-        picked_T = self._gather(to_predicting_position(x_BS), index_T, num_padding)
-        return picked_T.where(packed.predicts_T, torch.zeros_like(picked_T))
+    def pack_loss_inputs(self, batch: MiniBatch, rows: Rows) -> LossInputs:
+        """What the loss needs of the tokens that a pack of ``rows`` predicts."""
+        predicted = self._predicted(rows)
+
+        def picked(x_BS: Tensor) -> Tensor:
+            return self._picked(x_BS, predicted.flat_N).to(self.device)
+
+        return LossInputs(
+            loss_weights_N=picked(batch.loss_weights_BS),
+            old_logprobs_N=picked(batch.old_logprobs_BS),
+            ref_logprobs_N=picked(batch.ref_logprobs_BS),
+            values_N=picked(batch.values_BS),
+            advantages_N=picked(batch.advantages_BS),
+            returns_N=picked(batch.returns_BS),
+            importance_weights_N=picked(batch.importance_weights_BS),
+            samples_N=predicted.document_N.to(self.device),
+            num_samples=len(rows),
+            num_response_tokens=batch.num_response_tokens,
+        )
 
     def unpack(self, parts: Iterable[tuple[PackedTokens, Tensor]]) -> Tensor:
-        """Put ``[T]`` values of several packs back: f32 ``[B, S]`` in token coordinates, 0 where nothing was predicted."""
+        """Put ``[N]`` values of several packs back: f32 ``[B, S]`` in token coordinates, 0 where nothing was predicted."""
         flat = torch.zeros(self.tokens_BS.numel(), dtype=torch.float32, device=self.device)
-        for packed, values_T in parts:
-            index_T = self._layout(packed.rows)[0].to(self.device)
-            kept_T = values_T.float().where(packed.predicts_T, torch.zeros((), device=self.device))
-            flat[index_T] = kept_T[: index_T.numel()]
-        return to_token_position(flat.view(self.tokens_BS.shape))
+        for packed, values_N in parts:
+            flat[self._predicted(packed.rows).flat_N.to(self.device)] = values_N.float()
+        return flat.view(self.tokens_BS.shape)
 
 
 def pack_mini_batch(batch: MiniBatch, packer: Packer, cut: Sequence[Rows]) -> list[MicroBatch]:
@@ -189,19 +215,4 @@ def pack_mini_batch(batch: MiniBatch, packer: Packer, cut: Sequence[Rows]) -> li
         packer: over the batch's tokens, predicting its counted response tokens.
         cut: rows of each micro-batch of this rank, see ``cut_rows``.
     """
-    return [_micro_batch(batch, packer, rows) for rows in cut]
-
-
-def _micro_batch(batch: MiniBatch, packer: Packer, rows: Rows) -> MicroBatch:
-    packed = packer.pack_tokens(rows)
-    return MicroBatch(
-        packed=packed,
-        loss_weights_T=packer.pack_field(batch.loss_weights_BS, packed),
-        old_logprobs_T=packer.pack_field(batch.old_logprobs_BS, packed),
-        ref_logprobs_T=packer.pack_field(batch.ref_logprobs_BS, packed),
-        values_T=packer.pack_field(batch.values_BS, packed),
-        advantages_T=packer.pack_field(batch.advantages_BS, packed),
-        returns_T=packer.pack_field(batch.returns_BS, packed),
-        importance_weights_T=packer.pack_field(batch.importance_weights_BS, packed),
-        num_response_tokens=batch.num_response_tokens,
-    )
+    return [MicroBatch(packed=packer.pack_tokens(rows), loss_inputs=packer.pack_loss_inputs(batch, rows)) for rows in cut]

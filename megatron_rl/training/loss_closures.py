@@ -1,43 +1,46 @@
-"""The scalar each micro-batch adds to the loss of its mini-batch.
+"""The scalar that some predicted tokens add to the loss of their mini-batch.
 
 A loss is a sum over tokens with the mini-batch's weights, and so is every metric over ``num_response_tokens`` of the
 whole mini-batch: both add up over micro-batches and data-parallel ranks to the same number however the batch was cut.
+Where each token's loss depends on that token alone, they also add up over slices of a micro-batch.
 
-Shape suffixes: T packed tokens at the predicting position (types/batches.py).
+Shape suffixes: N predicted tokens (types/batches.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from megatron_rl.algorithms.kl import kl_penalty
-from megatron_rl.algorithms.masked_stats import keep
-from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, PolicyLossInputs, PolicyLossTerms
+from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, SEQUENCE_LEVEL, PolicyLossInputs, PolicyLossTerms
 from megatron_rl.algorithms.value_loss import clipped_value_loss
 from megatron_rl.config.training import ActorConfig, CriticConfig
-from megatron_rl.types.batches import MicroBatch, PackedTokens
+from megatron_rl.types.batches import LossInputs
 from megatron_rl.types.metrics import Reduction
 
 PartialMetrics = dict[str, tuple[Tensor, Reduction]]
-"""Detached scalars; ``sum`` or ``max`` over micro-batches and data-parallel ranks gives the logged number."""
+"""Detached scalars; ``sum`` or ``max`` over slices, micro-batches and data-parallel ranks gives the logged number."""
 
 
 class LossFunction(Protocol):
     """What the training role calls on the last pipeline stage."""
 
     needs_entropy: bool
-    """Whether ``entropy_T`` is wanted; without it no entropy graph is built."""
+    """Whether ``entropy_N`` is wanted; without it no entropy graph is built."""
+    is_separable: bool
+    """Whether a token's loss depends on that token alone; if not, tokens of one sample are never handed in apart."""
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, PartialMetrics]:
-        """Return this micro-batch's share of the loss (f32 scalar, may be a graph with zero gradient) and metrics.
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
+        """Return these tokens' share of the loss (f32 scalar, may be a graph with zero gradient) and metrics.
 
         Args:
-            outputs_T: f32 ``[T]``, log-probs of the next tokens, or values.
-            entropy_T: f32 ``[T]``, entropy of the next-token distribution, nats; None unless ``needs_entropy``.
-            batch: the packed slice.
+            outputs_N: f32, log-probs of the predicted tokens, or values.
+            entropy_N: f32, entropy of the next-token distribution, nats; None unless ``needs_entropy``.
+            inputs: the rest, of a micro-batch or (if ``is_separable``) any slice of one; there may be no token.
         """
 
 
@@ -50,35 +53,36 @@ class PolicyLoss:
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.needs_entropy = config.entropy_coeff != 0.0
+        self.is_separable = config.policy_loss not in SEQUENCE_LEVEL
         self.token_loss = POLICY_LOSSES[config.policy_loss]
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, PartialMetrics]:
-        """See :class:`LossFunction`; ``outputs_T`` are log-probs."""
-        mask_T = batch.packed.predicts_T
-        inputs = self._inputs(outputs_T, batch)
-        terms = self.token_loss(inputs)
-        loss = _weighted(terms.loss * keep(batch.importance_weights_T, mask_T), batch)
-        metrics = _policy_metrics(loss, inputs, terms, batch)
-        if entropy_T is not None and self.needs_entropy:
-            entropy = _weighted(entropy_T, batch)
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
+        """See :class:`LossFunction`; ``outputs_N`` are log-probs."""
+        policy = self._policy_inputs(outputs_N, inputs)
+        terms = self.token_loss(policy)
+        loss = _weighted(terms.loss * inputs.importance_weights_N, inputs)
+        metrics = _policy_metrics(loss, policy, terms, inputs)
+        if self.needs_entropy:
+            assert entropy_N is not None
+            entropy = _weighted(entropy_N, inputs)
             loss = loss - self.config.entropy_coeff * entropy
             metrics["actor/entropy_loss"] = (entropy.detach(), "sum")
         if self.config.use_kl_loss:
-            kl_T = kl_penalty(inputs.clean_logprobs, keep(batch.ref_logprobs_T, mask_T), self.config.kl_loss_type)
-            loss = loss + self.config.kl_loss_coef * _weighted(kl_T, batch)
-            metrics["actor/kl_loss"] = _mean(kl_T, batch)
+            kl_N = kl_penalty(policy.logprobs, inputs.ref_logprobs_N, self.config.kl_loss_type)
+            loss = loss + self.config.kl_loss_coef * _weighted(kl_N, inputs)
+            metrics["actor/kl_loss"] = _mean(kl_N, inputs)
         metrics["actor/loss"] = (loss.detach(), "sum")
         return loss, metrics
 
-    def _inputs(self, logprobs_T: Tensor, batch: MicroBatch) -> PolicyLossInputs:
+    def _policy_inputs(self, logprobs_N: Tensor, inputs: LossInputs) -> PolicyLossInputs:
         config = self.config
         return PolicyLossInputs(
-            logprobs=logprobs_T.float(),
-            old_logprobs=batch.old_logprobs_T,
-            advantages=batch.advantages_T,
-            mask=batch.packed.predicts_T,
-            segment_ids=segment_ids(batch.packed),
-            num_segments=len(batch.packed.cu_seqlens) - 1,
+            logprobs=logprobs_N.float(),
+            old_logprobs=inputs.old_logprobs_N,
+            advantages=inputs.advantages_N,
+            mask=torch.ones_like(logprobs_N, dtype=torch.bool),
+            segment_ids=inputs.samples_N,
+            num_segments=inputs.num_samples,
             clip_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
             clip_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
             clip_c=config.clip_ratio_c,
@@ -89,19 +93,22 @@ class ValueLoss:
     """``value_loss_coef * sum_t w_t max(squared error, squared error of the bounded step)``."""
 
     needs_entropy = False
+    is_separable = True
 
     def __init__(self, config: CriticConfig) -> None:
         self.config = config
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, PartialMetrics]:
-        """See :class:`LossFunction`; ``outputs_T`` are values."""
-        mask_T = batch.packed.predicts_T
-        error_T, clipped_T = clipped_value_loss(outputs_T, batch.values_T, batch.returns_T, mask_T, self.config.cliprange_value)
-        loss = self.config.value_loss_coef * _weighted(error_T, batch)
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
+        """See :class:`LossFunction`; ``outputs_N`` are values."""
+        mask_N = torch.ones_like(outputs_N, dtype=torch.bool)
+        error_N, clipped_N = clipped_value_loss(
+            outputs_N, inputs.values_N, inputs.returns_N, mask_N, self.config.cliprange_value
+        )
+        loss = self.config.value_loss_coef * _weighted(error_N, inputs)
         return loss, {
             "critic/vf_loss": (loss.detach(), "sum"),
-            "critic/vf_clipfrac": _mean(clipped_T.float(), batch),
-            "critic/vpred_mean": _mean(outputs_T, batch),
+            "critic/vf_clipfrac": _mean(clipped_N.float(), inputs),
+            "critic/vpred_mean": _mean(outputs_N, inputs),
         }
 
 
@@ -109,37 +116,40 @@ class SupervisedLoss:
     """Negative log-likelihood, ``-sum_t w_t log pi(t)``."""
 
     needs_entropy = False
+    is_separable = True
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch) -> tuple[Tensor, PartialMetrics]:
-        """See :class:`LossFunction`; ``outputs_T`` are log-probs."""
-        loss = -_weighted(outputs_T, batch)
-        return loss, {"sft/loss": (loss.detach(), "sum"), "sft/nll_per_token": _mean(-outputs_T, batch)}
-
-
-def segment_ids(packed: PackedTokens) -> Tensor:
-    """Document of each packed token, i64 ``[T]`` in [0, D)."""
-    positions_T = torch.arange(packed.tokens_T.numel(), device=packed.tokens_T.device)
-    return torch.bucketize(positions_T, packed.cu_seqlens[1:].to(positions_T.dtype), right=True)
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
+        """See :class:`LossFunction`; ``outputs_N`` are log-probs."""
+        loss = -_weighted(outputs_N, inputs)
+        return loss, {"sft/loss": (loss.detach(), "sum"), "sft/nll_per_token": _mean(-outputs_N, inputs)}
 
 
-def _policy_metrics(loss: Tensor, inputs: PolicyLossInputs, terms: PolicyLossTerms, batch: MicroBatch) -> PartialMetrics:
-    log_ratio_T = inputs.log_ratio.detach()
-    deviation_T = torch.expm1(log_ratio_T).abs()
+def add_up(parts: Sequence[PartialMetrics]) -> PartialMetrics:
+    """Metrics of several slices as those of their union; all have the same names."""
+    joined: PartialMetrics = {}
+    for name, (_, kind) in parts[0].items():
+        values = torch.stack([part[name][0].reshape(()) for part in parts])
+        joined[name] = (values.sum() if kind == "sum" else values.amax(), kind)
+    return joined
+
+
+def _policy_metrics(loss: Tensor, policy: PolicyLossInputs, terms: PolicyLossTerms, inputs: LossInputs) -> PartialMetrics:
+    log_ratio_N = policy.log_ratio.detach()
+    deviation_N = torch.expm1(log_ratio_N).abs()
     return {
         "actor/pg_loss": (loss.detach(), "sum"),
-        "actor/pg_clipfrac": _mean(terms.clipped.float(), batch),
-        "actor/pg_clipfrac_lower": _mean(terms.clipped_lower.float(), batch),
-        "actor/ppo_kl": _mean(-log_ratio_T, batch),
-        "actor/max_ratio_deviation": (torch.cat([deviation_T, deviation_T.new_zeros(1)]).max(), "max"),
+        "actor/pg_clipfrac": _mean(terms.clipped.float(), inputs),
+        "actor/pg_clipfrac_lower": _mean(terms.clipped_lower.float(), inputs),
+        "actor/ppo_kl": _mean(-log_ratio_N, inputs),
+        "actor/max_ratio_deviation": (torch.cat([deviation_N, deviation_N.new_zeros(1)]).max(), "max"),
     }
 
 
-def _weighted(x_T: Tensor, batch: MicroBatch) -> Tensor:
-    """``sum_t w_t x_t`` over the response tokens; a zero that still has a graph where there are none."""
-    mask_T = batch.packed.predicts_T
-    return (keep(x_T.float(), mask_T) * keep(batch.loss_weights_T, mask_T)).sum()
+def _weighted(x_N: Tensor, inputs: LossInputs) -> Tensor:
+    """``sum_t w_t x_t``; a zero that still has a graph where there is no token."""
+    return (x_N.float() * inputs.loss_weights_N).sum()
 
 
-def _mean(x_T: Tensor, batch: MicroBatch) -> tuple[Tensor, Reduction]:
-    """This slice's share of the mean over the mini-batch's response tokens."""
-    return keep(x_T.detach().float(), batch.packed.predicts_T).sum() / max(batch.num_response_tokens, 1), "sum"
+def _mean(x_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Reduction]:
+    """These tokens' share of the mean over the mini-batch's response tokens."""
+    return x_N.detach().float().sum() / max(inputs.num_response_tokens, 1), "sum"

@@ -1,6 +1,6 @@
 """A model on its own layout: scoring, values, one optimizer step. Callers see global batches and no ranks.
 
-Shape suffixes: B samples, S padded tokens, T packed tokens.
+Shape suffixes: B samples, S padded tokens, N predicted tokens of a pack.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from megatron_rl.parallel.collectives import (
 from megatron_rl.parallel.groups import GroupRegistry, RoleGroups
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.runtime.platform import Platform
+from megatron_rl.training.heads import lm_loss, lm_outputs, value_outputs, vocab_shard
 from megatron_rl.training.loss_closures import LossFunction
 from megatron_rl.training.optimizer import RoleOptimizer, wrap_data_parallel
-from megatron_rl.training.pipeline import lm_outputs, run_pipeline, value_outputs, vocab_shard
+from megatron_rl.training.pipeline import run_pipeline
 from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
 from megatron_rl.types.masks import response_mask
 from megatron_rl.types.metrics import Metric, Metrics
@@ -156,8 +157,8 @@ class MegatronRole:
 
         def outputs(stage: TransformerStage, hidden: Tensor, packed: PackedTokens) -> list[Tensor]:
             shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
-            logprobs_T, entropy_T = lm_outputs(stage, hidden, packed, shard, temperature=temperature, with_entropy=with_entropy)
-            return [logprobs_T] if entropy_T is None else [logprobs_T, entropy_T]
+            logprobs_N, entropy_N = lm_outputs(stage, hidden, packed, shard, temperature=temperature, with_entropy=with_entropy)
+            return [logprobs_N] if entropy_N is None else [logprobs_N, entropy_N]
 
         answers = self._evaluate(samples, outputs, 2 if with_entropy else 1)
         return answers[0], answers[1] if with_entropy else torch.zeros_like(answers[0])
@@ -276,17 +277,10 @@ class MegatronRole:
     def _loss(self, hidden: Tensor, batch: MicroBatch, loss: LossFunction) -> tuple[Tensor, dict[str, Tensor]]:
         stage = self.chunks[-1]
         if stage.head == "value":
-            outputs_T, entropy_T = value_outputs(stage, hidden, batch.packed), None
+            scalar, metrics = loss(value_outputs(stage, hidden, batch.packed), None, batch.loss_inputs)
         else:
-            outputs_T, entropy_T = lm_outputs(
-                stage,
-                hidden,
-                batch.packed,
-                vocab_shard(stage, self.groups, self.model_config.vocab_size),
-                temperature=self.temperature,
-                with_entropy=loss.needs_entropy,
-            )
-        scalar, metrics = loss(outputs_T, entropy_T, batch)
+            shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
+            scalar, metrics = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature)
         return scalar, {f"{kind}:{name}": value.detach().float() for name, (value, kind) in metrics.items()}
 
     def _reduce_metrics(self, kept: Sequence[dict[str, Tensor]]) -> Metrics:

@@ -1,6 +1,7 @@
 """The data of one RL step: each stage makes the next type and never adds to an old one.
 
-Shape suffixes: P prompts, B samples, S padded tokens (prompt then response, right-padded), T packed tokens.
+Shape suffixes: P prompts, B samples, S padded tokens (prompt then response, right-padded), T packed tokens,
+N predicted tokens.
 
 Every batch is *global and replicated*: each rank holds all B samples of the step, so baselines, whitening and loss
 denominators are computed on the same numbers everywhere and cannot depend on the layout. Roles pick their
@@ -12,7 +13,7 @@ tokens before it, or the value of the state in which it was chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -131,19 +132,18 @@ class MiniBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedTokens:
-    """Documents laid end to end for one pipeline forward: D documents, T tokens.
+    """Documents laid end to end for one pipeline forward: D documents, T tokens, N of them predict a counted token.
 
-    Everything per token sits at the *predicting* position: entry ``t`` speaks of the token after ``t``.
-    Example: documents ``[5, 6, 7]`` and ``[8, 9]`` give ``tokens_T=[5,6,7,8,9]``, ``targets_T=[6,7,0,9,0]``,
-    ``cu_seqlens=[0,3,5]``.
+    Example: documents ``[5, 6, 7]`` and ``[8, 9]``, all but their first tokens counted, give ``tokens_T=[5,6,7,8,9]``,
+    ``predicting_N=[0,1,3]``, ``targets_N=[6,7,9]``, ``cu_seqlens=[0,3,5]``.
     """
 
     tokens_T: Tensor
     """i64."""
-    targets_T: Tensor
-    """i64, next token of the same document, 0 at a document's end."""
-    predicts_T: Tensor
-    """bool, the next token is a counted response token."""
+    predicting_N: Tensor
+    """i64, ascending: positions in the pack whose next token is a counted response token."""
+    targets_N: Tensor
+    """i64, those next tokens."""
     cu_seqlens: Tensor
     """i32 ``[D + 1]``, document bounds."""
     lengths: tuple[int, ...]
@@ -158,16 +158,40 @@ class PackedTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a loss knows of N predicted tokens beside the model's answer; a slice of them is again such a thing."""
+
+    loss_weights_N: Tensor
+    """f32, factor of each token in the loss sum of the mini-batch."""
+    old_logprobs_N: Tensor
+    """f32, log-probs before the update."""
+    ref_logprobs_N: Tensor
+    """f32, the reference's."""
+    values_N: Tensor
+    """f32, values before the update."""
+    advantages_N: Tensor
+    """f32."""
+    returns_N: Tensor
+    """f32."""
+    importance_weights_N: Tensor
+    """f32, rollout-mismatch weights."""
+    samples_N: Tensor
+    """i64 in ``[0, num_samples)``, the sample each token belongs to."""
+    num_samples: int
+    """Samples of the micro-batch."""
+    num_response_tokens: int
+    """Of the whole mini-batch: the denominator of per-token metrics."""
+
+    def __getitem__(self, cut: slice) -> LossInputs:
+        """The tokens of a slice; denominators stay those of the whole."""
+        names = [field.name for field in fields(self) if field.name.endswith("_N")]
+        return replace(self, **{name: getattr(self, name)[cut] for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """A packed slice of a ``MiniBatch``; all ``*_T`` tensors at the predicting position."""
+    """A packed slice of a ``MiniBatch``."""
 
     packed: PackedTokens
-    loss_weights_T: Tensor
-    old_logprobs_T: Tensor
-    ref_logprobs_T: Tensor
-    values_T: Tensor
-    advantages_T: Tensor
-    returns_T: Tensor
-    importance_weights_T: Tensor
-    num_response_tokens: int
-    """Of the whole mini-batch, not of this slice."""
+    loss_inputs: LossInputs
+    """Of the pack's N predicted tokens, in the order of ``packed.predicting_N``."""

@@ -1,4 +1,4 @@
-"""The response mask and the one-token shift. Nowhere else is either computed.
+"""The response mask, and the one-token shift of a padded batch (``data.packing`` shifts packed ones).
 
 Shape suffixes: B samples, S padded tokens.
 """
@@ -29,8 +29,3 @@ def last_token(mask_BS: Tensor) -> Tensor:
 def to_predicting_position(x_BS: Tensor) -> Tensor:
     """Move token coordinates to the position whose hidden state predicts the token: ``y[b, s] = x[b, s + 1]``."""
     return torch.nn.functional.pad(x_BS[:, 1:], (0, 1))
-
-
-def to_token_position(y_BS: Tensor) -> Tensor:
-    """Inverse of :func:`to_predicting_position`: ``x[b, s] = y[b, s - 1]``, and 0 for the first token."""
-    return torch.nn.functional.pad(y_BS[:, :-1], (1, 0))

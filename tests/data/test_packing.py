@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -73,8 +75,8 @@ def _packer(multiple: int = 1, fixed_length: int | None = None) -> Packer:
 def test_pack_tokens_matches_hand_computed() -> None:
     packed = _packer().pack_tokens((0, 1, 2))
     assert packed.tokens_T.tolist() == [5, 6, 7, 8, 9, 4]
-    assert packed.targets_T.tolist() == [6, 7, 0, 9, 0, 0]
-    assert packed.predicts_T.tolist() == [True, True, False, True, False, False]
+    assert packed.predicting_N.tolist() == [0, 1, 3]
+    assert packed.targets_N.tolist() == [6, 7, 9]
     assert packed.cu_seqlens.tolist() == [0, 3, 5, 6]
     assert packed.cu_seqlens.dtype == torch.int32
     assert packed.lengths == (3, 2, 1)
@@ -98,15 +100,31 @@ def test_pack_tokens_pads_with_a_document_that_predicts_nothing(
     packed = _packer(multiple, fixed_length).pack_tokens(rows)
     assert packed.lengths == lengths
     assert packed.tokens_T.numel() == sum(lengths) == int(packed.cu_seqlens[-1])
-    assert not packed.predicts_T[sum(lengths[: len(rows)]) :].any()
+    assert bool((packed.predicting_N < sum(lengths[: len(rows)])).all())
     assert packed.rows == rows
 
 
-def test_pack_field_roundtrips() -> None:
+def test_pack_tokens_never_predicts_the_first_token_of_a_document() -> None:
+    packer = replace(_packer(), mask_BS=torch.ones(3, 4, dtype=torch.bool))
+    assert packer.pack_tokens((0, 1, 2)).predicting_N.tolist() == [0, 1, 3]
+
+
+def test_pack_loss_inputs_matches_hand_computed() -> None:
+    batch = replace(ragged_batch(3, width=12), advantages_BS=torch.arange(12.0).reshape(3, 4))
+    inputs = _packer().pack_loss_inputs(batch, (2, 1, 0))
+    assert inputs.advantages_N.tolist() == [5.0, 1.0, 2.0]
+    assert inputs.samples_N.tolist() == [1, 2, 2]
+    assert inputs.num_samples == 3
+    assert inputs[1:3].samples_N.tolist() == [2, 2]
+    assert inputs[1:3].num_response_tokens == batch.num_response_tokens
+
+
+def test_unpack_inverts_packing() -> None:
     packer = _packer(multiple=4)
     field = torch.arange(12, dtype=torch.float32).reshape(3, 4) + 1
+    batch = replace(ragged_batch(3), advantages_BS=field)
     packs = [packer.pack_tokens(rows) for rows in ((2, 0), (1,), ())]
-    restored = packer.unpack((pack, packer.pack_field(field, pack)) for pack in packs)
+    restored = packer.unpack((pack, packer.pack_loss_inputs(batch, pack.rows).advantages_N) for pack in packs)
     assert torch.equal(restored, field.where(packer.mask_BS, 0.0))
 
 
@@ -124,8 +142,8 @@ def test_pack_mini_batch_rejects_padding_content() -> None:
         packs.append(pack_mini_batch(batch, packer, [(0, 1, 2), (3, 4, 5, 6, 7)]))
     for a, b in zip(*packs, strict=True):
         assert torch.equal(a.packed.tokens_T, b.packed.tokens_T)
-        assert torch.equal(a.packed.targets_T, b.packed.targets_T)
-        for name in ("loss_weights_T", "old_logprobs_T", "ref_logprobs_T", "values_T", "advantages_T", "returns_T"):
-            assert torch.equal(getattr(a, name), getattr(b, name)), name
-    total = sum(float(micro.loss_weights_T.sum()) for micro in packs[0])
+        assert torch.equal(a.packed.targets_N, b.packed.targets_N)
+        for name in ("loss_weights_N", "old_logprobs_N", "ref_logprobs_N", "values_N", "advantages_N", "returns_N"):
+            assert torch.equal(getattr(a.loss_inputs, name), getattr(b.loss_inputs, name)), name
+    total = sum(float(micro.loss_inputs.loss_weights_N.sum()) for micro in packs[0])
     assert total == pytest.approx(1.0)

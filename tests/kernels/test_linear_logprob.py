@@ -144,6 +144,33 @@ def test_linear_token_loss_with_half_logits_matches_reference(device: torch.devi
     assert_close(case.weight.grad, exact.weight.grad, torch.bfloat16)
 
 
+def test_linear_token_loss_may_leave_the_entropy_out_of_its_value(device: torch.device) -> None:
+    from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
+
+    case = make_case(5, 60, 16, SINGLE, device)
+    exact, _, wanted_entropy, wanted = reference(case, with_entropy=False)
+    seen = []
+
+    def token_loss(cut: slice, logprobs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
+        seen.append(entropy)
+        return case.loss(cut, logprobs, None)
+
+    loss = linear_token_loss_triton(
+        case.hidden,
+        case.weight,
+        case.targets,
+        differentiated(token_loss),
+        temperature=TEMPERATURE,
+        with_entropy=True,
+        group=None,
+    )
+    loss.backward()
+    assert_close(loss, wanted, SINGLE)
+    assert_close(seen[0], wanted_entropy, SINGLE)
+    assert_close(case.hidden.grad, exact.hidden.grad, SINGLE)
+    assert_close(case.weight.grad, exact.weight.grad, SINGLE)
+
+
 def test_linear_token_loss_gives_gradients_once(device: torch.device) -> None:
     from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.training import OptimConfig, TrainedRoleConfig
 from megatron_rl.parallel.layout import ParallelLayout
-from megatron_rl.types.batches import MicroBatch
+from megatron_rl.types.batches import LossInputs
 from tests.support.tiny_models import ragged_batch, tiny_model
 
 _CUT_DIM = {"linear_proj.weight": 1, "linear_fc2.weight": 1}
@@ -22,14 +22,15 @@ class PolicyLossForTest:
     """Clipped surrogate with entropy and a KL term: everything a policy loss reads."""
 
     needs_entropy: bool = True
+    is_separable: bool = True
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch):  # type: ignore[no-untyped-def]
-        assert entropy_T is not None
-        ratio = (outputs_T - batch.old_logprobs_T).where(batch.packed.predicts_T, 0.0).exp()
-        surrogate = -torch.minimum(ratio * batch.advantages_T, ratio.clamp(0.8, 1.2) * batch.advantages_T)
-        kl = 0.5 * (outputs_T - batch.ref_logprobs_T).square()
-        loss = (batch.loss_weights_T * (surrogate + 0.1 * kl - 0.01 * entropy_T)).sum()
-        return loss, {"loss": (loss, "sum"), "ratio_max": (ratio.max(), "max")}
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs):  # type: ignore[no-untyped-def]
+        assert entropy_N is not None
+        ratio = (outputs_N - inputs.old_logprobs_N).exp()
+        surrogate = -torch.minimum(ratio * inputs.advantages_N, ratio.clamp(0.8, 1.2) * inputs.advantages_N)
+        kl = 0.5 * (outputs_N - inputs.ref_logprobs_N).square()
+        loss = (inputs.loss_weights_N * (surrogate + 0.1 * kl - 0.01 * entropy_N)).sum()
+        return loss, {"loss": (loss, "sum"), "ratio_max": (_max(ratio), "max")}
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class ValueLossForTest:
     """Squared error."""
 
     needs_entropy: bool = False
+    is_separable: bool = True
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch):  # type: ignore[no-untyped-def]
-        loss = (batch.loss_weights_T * (outputs_T - batch.returns_T).square()).sum()
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs):  # type: ignore[no-untyped-def]
+        loss = (inputs.loss_weights_N * (outputs_N - inputs.returns_N).square()).sum()
         return loss, {"loss": (loss, "sum")}
 
 
@@ -48,10 +50,16 @@ class RatioLoss:
     """Reports how far the importance ratio is from one."""
 
     needs_entropy: bool = False
+    is_separable: bool = True
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch):  # type: ignore[no-untyped-def]
-        deviation = (outputs_T.detach() - batch.old_logprobs_T).where(batch.packed.predicts_T, 0.0).expm1().abs().max()
-        return (outputs_T * batch.loss_weights_T).sum(), {"ratio_deviation": (deviation, "max")}
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs):  # type: ignore[no-untyped-def]
+        deviation = _max((outputs_N.detach() - inputs.old_logprobs_N).expm1().abs())
+        return (outputs_N * inputs.loss_weights_N).sum(), {"ratio_deviation": (deviation, "max")}
+
+
+def _max(x_N: Tensor) -> Tensor:
+    """Of non-negative numbers; 0 where there are none."""
+    return torch.cat([x_N, x_N.new_zeros(1)]).max()
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class RoleRun:
     )
     steps: int = 1
     num_samples: int = 8
+    is_separable: bool = True
+    """Whether the policy loss may be evaluated where the logits are."""
 
     def on(self, **degrees: object) -> RoleRun:
         """The same run on another layout."""
@@ -91,7 +101,7 @@ def run_role(run: RoleRun) -> Answer:
     if run.head == "lm":
         logprobs, entropy = role.score(batch, with_entropy=True)
         answer.update(logprobs=logprobs.numpy(), entropy=entropy.numpy())
-        loss = PolicyLossForTest()
+        loss = PolicyLossForTest(is_separable=run.is_separable)
     else:
         answer.update(values=role.values(batch).numpy())
         loss = ValueLossForTest()

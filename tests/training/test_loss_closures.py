@@ -1,4 +1,4 @@
-"""Losses of packed micro-batches: the sum over any cut equals the whole, in value, gradient and metrics."""
+"""Losses of predicted tokens: the sum over any cut equals the whole, in value, gradient and metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 
 from megatron_rl.algorithms.loss_weights import loss_weights
 from megatron_rl.config.training import ActorConfig, CriticConfig
-from megatron_rl.training.loss_closures import LossFunction, PolicyLoss, SupervisedLoss, ValueLoss, segment_ids
-from megatron_rl.types.batches import MicroBatch, PackedTokens
-from megatron_rl.types.masks import to_predicting_position
+from megatron_rl.training.loss_closures import LossFunction, PolicyLoss, SupervisedLoss, ValueLoss, add_up
+from megatron_rl.types.batches import LossInputs
 
 LENGTHS = [7, 5, 6, 3, 7, 4, 2, 5]
 PROMPTS = [2, 1, 3, 3, 1, 2, 1, 2]  # Sample 3 has an empty response.
@@ -30,44 +29,39 @@ def make_fields() -> dict[str, torch.Tensor]:
     return fields
 
 
-def pack(rows: list[int], mode: str) -> MicroBatch:
+def predicted(x_BS: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The counted tokens' cells of some samples, end to end."""
     mask = make_mask()
+    return torch.cat([x_BS[row][mask[row]] for row in rows])
 
-    def packed(x_BS: torch.Tensor) -> torch.Tensor:
-        return torch.cat([to_predicting_position(x_BS)[row, : LENGTHS[row]] for row in rows])
 
-    bounds = torch.tensor([0, *[LENGTHS[row] for row in rows]]).cumsum(0).int()
-    fields = make_fields()
-    return MicroBatch(
-        packed=PackedTokens(
-            tokens_T=torch.zeros(int(bounds[-1]), dtype=torch.int64),
-            targets_T=torch.zeros(int(bounds[-1]), dtype=torch.int64),
-            predicts_T=packed(mask),
-            cu_seqlens=bounds,
-            lengths=tuple(LENGTHS[row] for row in rows),
-            rows=tuple(rows),
-        ),
-        loss_weights_T=packed(loss_weights(mask, mode, 6)),
+def loss_inputs(rows: list[int], mode: str) -> LossInputs:
+    mask = make_mask()
+    return LossInputs(
+        loss_weights_N=predicted(loss_weights(mask, mode, 6), rows),
+        samples_N=torch.arange(len(rows)).repeat_interleave(mask[rows].sum(1)),
+        num_samples=len(rows),
         num_response_tokens=int(mask.sum()),
-        **{f"{name}_T": packed(value) for name, value in fields.items()},
+        **{f"{name}_N": predicted(value, rows) for name, value in make_fields().items()},
     )
 
 
-def run(loss_function: LossFunction, cut: list[list[int]], mode: str):
-    """Total loss, gradients of outputs and entropies ``[2, B, S]``, and merged metrics over the micro-batches."""
+def run(loss_function: LossFunction, cut: list[list[int]], mode: str, slice_length: int | None = None):
+    """Total loss, gradients of outputs and entropies ``[2, B, S]``, and merged metrics over micro-batches and slices."""
     generator = torch.Generator().manual_seed(1)
     leaf = (torch.randn(2, SAMPLES, WIDTH, generator=generator) * 0.3).requires_grad_()
-    total, metrics = torch.zeros(()), {}
+    total, metrics = torch.zeros(()), []
     for rows in cut:
-        outputs, entropy = (torch.cat([to_predicting_position(x)[row, : LENGTHS[row]] for row in rows]) for x in leaf)
-        loss, partial = loss_function(outputs, entropy if loss_function.needs_entropy else None, pack(rows, mode))
-        total = total + loss
-        for name, (value, reduction) in partial.items():
-            assert not value.requires_grad
-            old = metrics.get(name, torch.zeros(()))
-            metrics[name] = old + value if reduction == "sum" else torch.maximum(old, value)
+        inputs, outputs, entropy = loss_inputs(rows, mode), predicted(leaf[0], rows), predicted(leaf[1], rows)
+        step = slice_length or max(1, outputs.numel())
+        for start in range(0, outputs.numel(), step):
+            part = slice(start, start + step)
+            loss, partial = loss_function(outputs[part], entropy[part] if loss_function.needs_entropy else None, inputs[part])
+            assert not any(value.requires_grad for value, _ in partial.values())
+            total = total + loss
+            metrics.append(partial)
     total.backward()
-    return total.detach(), leaf.grad, metrics
+    return total.detach(), leaf.grad, {name: value for name, (value, _) in add_up(metrics).items()}
 
 
 LOSSES = {
@@ -101,29 +95,36 @@ def test_loss_invariant_to_microbatching(name, mode, cut):
     torch.testing.assert_close(cut_metrics, metrics, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.items() if loss.is_separable))
+def test_separable_loss_invariant_to_slicing(name):
+    loss, gradient, metrics = run(LOSSES[name], WHOLE, "seq-mean-token-mean")
+    cut_loss, cut_gradient, cut_metrics = run(LOSSES[name], CUTS["dynamic"], "seq-mean-token-mean", slice_length=3)
+    torch.testing.assert_close(cut_loss, loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cut_gradient, gradient, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(cut_metrics, metrics, rtol=1e-5, atol=1e-6)
+
+
+def test_sequence_level_losses_are_not_separable():
+    assert {name for name, loss in LOSSES.items() if not loss.is_separable} == {"gspo", "geo_mean"}
+
+
 def test_policy_loss_matches_hand_computed():
-    """One token of two: ratio 1, A = 2, weight 0.5, importance 0.5, entropy 3, KL (k1) 1."""
+    """One token of four: ratio 1, A = 2, weight 0.5, importance 0.5, entropy 3, KL (k1) 1."""
     config = ActorConfig(entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, kl_loss_type="k1")
-    two = lambda value: torch.tensor([value, torch.nan])  # noqa: E731
-    micro = MicroBatch(
-        packed=PackedTokens(
-            tokens_T=torch.tensor([5, 6]),
-            targets_T=torch.tensor([6, 0]),
-            predicts_T=torch.tensor([True, False]),
-            cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
-            lengths=(2,),
-            rows=(0,),
-        ),
-        loss_weights_T=two(0.5),
-        old_logprobs_T=two(-1.0),
-        ref_logprobs_T=two(-2.0),
-        values_T=two(0.0),
-        advantages_T=two(2.0),
-        returns_T=two(0.0),
-        importance_weights_T=two(0.5),
+    one = lambda value: torch.tensor([value])  # noqa: E731
+    inputs = LossInputs(
+        loss_weights_N=one(0.5),
+        old_logprobs_N=one(-1.0),
+        ref_logprobs_N=one(-2.0),
+        values_N=one(0.0),
+        advantages_N=one(2.0),
+        returns_N=one(0.0),
+        importance_weights_N=one(0.5),
+        samples_N=one(0),
+        num_samples=1,
         num_response_tokens=4,
     )
-    loss, metrics = PolicyLoss(config)(two(-1.0), two(3.0), micro)
+    loss, metrics = PolicyLoss(config)(one(-1.0), one(3.0), inputs)
     values = {name: value.item() for name, (value, _) in metrics.items()}
     assert loss.item() == pytest.approx(-2 * 0.5 * 0.5 - 0.1 * 0.5 * 3 + 0.2 * 0.5 * 1)
     assert values == pytest.approx(
@@ -149,22 +150,15 @@ def test_entropy_is_asked_for_only_where_it_has_a_coefficient():
 @pytest.mark.parametrize("bounds", [(None, None), (0.1, 0.3)], ids=["clip_ratio", "low_high"])
 def test_clip_ratio_applies_where_low_and_high_are_null(bounds):
     low, high = bounds
-    inputs = PolicyLoss(ActorConfig(clip_ratio=0.05, clip_ratio_low=low, clip_ratio_high=high))._inputs(
-        torch.zeros(LENGTHS[0]), pack([0], "token-mean")
-    )
+    policy_loss = PolicyLoss(ActorConfig(clip_ratio=0.05, clip_ratio_low=low, clip_ratio_high=high))
+    inputs = policy_loss._policy_inputs(torch.zeros(5), loss_inputs([0], "token-mean"))
     assert (inputs.clip_low, inputs.clip_high) == ((0.05, 0.05) if low is None else bounds)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_micro_batch_without_response_tokens_has_zero_loss_with_a_graph(name):
-    outputs = torch.full((LENGTHS[3],), torch.nan, requires_grad=True)
-    entropy = torch.full((LENGTHS[3],), torch.nan)
-    loss, metrics = LOSSES[name](outputs, entropy, pack([3], "token-mean"))
+    outputs, entropy = torch.zeros(0, requires_grad=True), torch.zeros(0)
+    loss, metrics = LOSSES[name](outputs, entropy, loss_inputs([3], "token-mean"))
     loss.backward()
-    assert loss.item() == 0 and torch.equal(outputs.grad, torch.zeros(LENGTHS[3]))
+    assert loss.item() == 0 and outputs.grad.shape == (0,)
     assert all(value.item() == 0 for value, _ in metrics.values())
-
-
-def test_segment_ids_matches_hand_computed():
-    packed = pack([6, 3, 1], "token-mean").packed
-    assert segment_ids(packed).tolist() == [0] * 2 + [1] * 3 + [2] * 5

@@ -45,6 +45,7 @@ def _runs(run: list[RoleRun]) -> list[Answer]:
 def _check(world: int, layouts: dict[str, dict[str, object]], model: str, head: str) -> None:
     base = RoleRun(model=_MODELS[model], head=head)
     runs = [base.on(**degrees) for degrees in layouts.values()]
+    runs += [replace(runs[0], is_separable=False)] if head == "lm" else []
     answers = run_distributed(world, _runs, runs)
     for index, run in enumerate(runs):
         assert_same_run([answer[index] for answer in answers], run, _single(model, head))
@@ -74,7 +75,7 @@ def test_update_invariant_to_microbatching() -> None:
         replace(base, config=TrainedRoleConfig(optim=_OPTIM, recompute=RecomputeConfig(granularity=granularity)))
         for granularity in ("selective", "full")
     ]
-    runs = fixed + dynamic + recomputing
+    runs = [*fixed, *dynamic, *recomputing, replace(base, is_separable=False)]
     (answers,) = run_distributed(1, _runs, runs)
     for run, answer in zip(runs, answers, strict=True):
         assert_same_run([answer], run, _single("tied", "lm"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron_rl.config.training import OptimConfig, TrainedRoleConfig
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.training.optimizer import adam_implementation
-from megatron_rl.types.batches import MicroBatch
+from megatron_rl.types.batches import LossInputs
 from tests.support.distributed import run_distributed
 from tests.support.tiny_models import ragged_batch, tiny_model
 from tests.training.role_runs import PolicyLossForTest
@@ -36,8 +36,8 @@ _SCHEDULES = {
 class NotFinite(PolicyLossForTest):
     """A loss whose gradient is NaN."""
 
-    def __call__(self, outputs_T: Tensor, entropy_T: Tensor | None, batch: MicroBatch):  # type: ignore[no-untyped-def]
-        loss, metrics = super().__call__(outputs_T, entropy_T, batch)
+    def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs):  # type: ignore[no-untyped-def]
+        loss, metrics = super().__call__(outputs_N, entropy_N, inputs)
         return loss * torch.tensor(float("nan")), metrics
 
 

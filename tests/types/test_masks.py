@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_rl.types.masks import last_token, response_mask, to_predicting_position, to_token_position
+from megatron_rl.types.masks import last_token, response_mask, to_predicting_position
 
 
 def test_response_mask_matches_hand_computed():
@@ -20,4 +20,3 @@ def test_last_token_matches_hand_computed():
 def test_token_shift_roundtrips():
     x = torch.tensor([[0.0, 2, 3]])
     assert to_predicting_position(x).tolist() == [[2, 3, 0]]
-    assert torch.equal(to_token_position(to_predicting_position(x)), x)
