@@ -46,6 +46,7 @@ setup(
         "cpu": requirements("cpu"),
         "gpu": requirements("gpu"),
         "te": requirements("te"),
+        "gguf": requirements("gguf"),
         "wandb": requirements("wandb"),
         "dev": requirements("dev"),
     },

@@ -118,7 +118,7 @@ say "1/4 build tools"
 pip_install --requirement requirements/build.txt
 say "2/4 torch, Megatron-Core, Hydra, the engine's dependencies, test tools (minutes; about 5 GB the first time)"
 with_heartbeat pip_install "${constraints[@]}" --requirement requirements/base.txt --requirement "requirements/$engine.txt" \
-    --requirement requirements/wandb.txt --requirement requirements/dev.txt
+    --requirement requirements/wandb.txt --requirement requirements/gguf.txt --requirement requirements/dev.txt
 if [ "$engine" = cpu ]; then
     say "3/4 vLLM for CPU"
     pip_install --no-deps --requirement requirements/cpu-engine.txt

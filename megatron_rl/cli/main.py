@@ -36,7 +36,9 @@ COMMANDS = {
     "sft": Command("megatron_rl.cli.tasks:sft", "fine-tune on prompt/response pairs"),
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
     "evaluate": Command("megatron_rl.cli.tasks:evaluate", "score a policy on the validation prompts"),
-    "convert": Command("megatron_rl.cli.convert:run", "Hugging Face safetensors <-> Megatron distributed checkpoint"),
+    "convert": Command(
+        "megatron_rl.cli.convert:run", "Hugging Face safetensors <-> Megatron checkpoint; --gguf FILE target=DIR"
+    ),
     "report": Command(
         "megatron_rl.cli.report:run",
         "write runs or a sweep as one HTML page",

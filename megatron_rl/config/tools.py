@@ -10,9 +10,9 @@ from megatron_rl.config.base import Section
 
 
 class ConvertConfig(Section):
-    """Hugging Face safetensors to Megatron distributed checkpoint, or back."""
+    """Hugging Face safetensors to Megatron distributed checkpoint or back; GGUF to either."""
 
-    source: str | None = Field(None, description="Folder to read.")
+    source: str | None = Field(None, description="Folder, or file.gguf, to read.")
     target: str | None = Field(None, description="Folder to write; must not exist.")
     to: Literal["megatron", "huggingface"] = Field("megatron", description="Format to write.")
 

@@ -56,7 +56,7 @@ def test_wheel_has_the_command(wheel: zipfile.ZipFile) -> None:
 def test_wheel_has_the_extras(wheel: zipfile.ZipFile) -> None:
     (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
     text = wheel.read(metadata).decode()
-    assert all(f"Provides-Extra: {extra}" in text for extra in ("cpu", "gpu", "te", "dev", "wandb"))
+    assert all(f"Provides-Extra: {extra}" in text for extra in ("cpu", "gpu", "te", "dev", "wandb", "gguf"))
 
 
 def test_version_stays_below_what_breaks_transformers() -> None:
@@ -77,7 +77,7 @@ def test_requirements_are_pinned_by_the_constraints() -> None:
     asked = {
         requirement.name.lower().replace("_", "-")
         for name, line in requirement_lines()
-        if name in ("base.txt", "cpu.txt", "dev.txt", "wandb.txt", "build.txt")
+        if name in ("base.txt", "cpu.txt", "dev.txt", "wandb.txt", "gguf.txt", "build.txt")
         for requirement in [Requirement(line)]
     }
     assert asked - pinned == set()
