@@ -68,7 +68,7 @@ def resolve_world(task: str, config: RunConfig, world_size: int | None = None, *
     kind = cast(Task, task)
     world = world_size or ranks_per_node(config, gpus, kind) * config.trainer.nnodes
     under_launcher = config if world_size is None else _started_outside(config)
-    problems = validate(under_launcher, task=kind, world_size=world)
+    problems = validate(under_launcher, task=kind, world_size=world, num_gpus=gpus)
     if gpus and world // config.trainer.nnodes > gpus:
         problems.append(f"trainer.n_gpus_per_node={world // config.trainer.nnodes}: this machine shows {gpus} GPUs")
     if problems:

@@ -81,7 +81,7 @@ def _checked(point: SweepPoint, spec: SweepSpec, compose: Compose, host: Host) -
     problems = [beyond] if beyond is not None and not spec.estimate else []
     # What is only modelled needs no files and may use features that are not trained yet.
     modelled = beyond is not None and spec.estimate
-    problems += validate(config, task="plan" if modelled else "train", world_size=num_ranks)
+    problems += validate(config, task="plan" if modelled else "train", world_size=num_ranks, num_gpus=host.num_gpus)
     steps = config.trainer.total_training_steps
     if steps is not None and steps <= spec.warmup_steps:
         problems.append(

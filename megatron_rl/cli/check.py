@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     gpus = num_visible_gpus(os.environ) if config.trainer.device != "cpu" else 0
     on_gpu = config.trainer.device == "cuda" or gpus > 0 or config.launcher.gpu_memory_gib is not None
     world = ranks_per_node(config, gpus, task) * config.trainer.nnodes
-    problems = validate(config, task=task, world_size=world)
+    problems = validate(config, task=task, world_size=world, num_gpus=gpus)
     shard = ""
     memory: tuple[PhaseMemory, ...] = ()
     if task == "train":

@@ -11,6 +11,9 @@ from megatron_rl.config.world import max_model_len
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
 """Estimators that compare the answers to one prompt with each other."""
 
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head dimensions for which vLLM's attention on CPU was compiled; it refuses others when it first generates."""
+
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:
     """Estimator, critic and clip ranges."""
@@ -60,6 +63,18 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below rollout.max_num_seqs="
             f"{rollout.max_num_seqs}: every sequence decodes one token per iteration"
+        )
+
+
+def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
+    """What the engine would refuse only once it is built."""
+    device, head_dim = config.trainer.device, config.model.kv_channels
+    on_cpu = device == "cpu" or (device == "auto" and num_gpus == 0)
+    if on_cpu and config.model.mla is None and head_dim not in CPU_HEAD_DIMS:
+        key = "model.head_dim" if config.model.head_dim else "model.hidden_size / model.num_attention_heads"
+        yield (
+            f"{key}={head_dim}: on CPU the rollout engine has attention for head dimensions "
+            f"{', '.join(map(str, CPU_HEAD_DIMS))} only; set model.head_dim to one of them, or use a GPU"
         )
 
 

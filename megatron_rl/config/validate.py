@@ -6,7 +6,7 @@ from megatron_rl.config.batch_arithmetic import batch_problems
 from megatron_rl.config.file_rules import file_problems
 from megatron_rl.config.launcher_rules import launcher_problems
 from megatron_rl.config.layout_rules import layout_problems, unbuilt_problems
-from megatron_rl.config.method_rules import algorithm_problems, sampling_problems, schedule_problems
+from megatron_rl.config.method_rules import algorithm_problems, engine_problems, sampling_problems, schedule_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import TASKS_WITH_ENGINE, Task, ranks_per_node
 
@@ -18,7 +18,7 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
         config: typed configuration.
         task: what is to be run; ``plan`` skips what concerns files and features that are not trained yet.
         world_size: ranks of the job; None = what ``trainer`` says, else what ``num_gpus`` or the layouts suggest.
-        num_gpus: GPUs of each node, for ``world_size=None``.
+        num_gpus: GPUs of each node; 0 = ``trainer.device=auto`` means CPU.
     """
     world = world_size if world_size is not None else ranks_per_node(config, num_gpus, task) * config.trainer.nnodes
     problems = list(layout_problems(config, task, world))
@@ -30,6 +30,8 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
         problems += schedule_problems(config)
     if task in TASKS_WITH_ENGINE:
         problems += sampling_problems(config)
+    if task in TASKS_WITH_ENGINE and task != "plan":
+        problems += engine_problems(config, num_gpus)
     if task != "plan":
         problems += file_problems(config, task)
         problems += launcher_problems(config, task)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import shared_memory
 from pathlib import Path
 
 SEGMENTS = Path("/dev/shm")
@@ -36,6 +39,20 @@ def new_identity() -> str:
     """A name of this process that no other process on this host has or will have."""
     pid = os.getpid()
     return f"{_PREFIX}_{os.getuid()}_{_namespace()}_{pid}_{_start_ticks(pid)}_{secrets.token_hex(4)}"
+
+
+@contextmanager
+def named_segments(identity: str) -> Iterator[None]:
+    """Give segments that this process creates without a name one of the identity's, instead of an anonymous ``psm_*``.
+
+    Then what a process leaves that was killed while its engine started can be told from other programs' segments.
+    """
+    original = shared_memory._make_filename  # type: ignore[attr-defined]
+    shared_memory._make_filename = lambda: f"/{identity}-{secrets.token_hex(4)}"  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        shared_memory._make_filename = original  # type: ignore[attr-defined]
 
 
 def _is_leftover(name: str) -> bool:

@@ -23,9 +23,10 @@ from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
 from megatron_rl.rollout.outputs import Completion
 from megatron_rl.rollout.plain_weights import plain_cpu_weights, require_plain_parameters
+from megatron_rl.rollout.prefix_cache import drop_prefix_cache
 from megatron_rl.rollout.process_isolation import isolated_rng, preserved_process_settings
 from megatron_rl.rollout.sampling import SamplingSettings, generation_config_differences, require_same_eos
-from megatron_rl.rollout.shared_memory import new_identity, sweep_leftovers, unlink_segments
+from megatron_rl.rollout.shared_memory import named_segments, new_identity, sweep_leftovers, unlink_segments
 from megatron_rl.rollout.shared_weights import SharedPlaces, register_sharing_loader
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 from megatron_rl.rollout.weight_state import WeightState
@@ -101,7 +102,12 @@ class VllmEngine:
         set_engine_environment("cuda" if spec.device.type == "cuda" else "cpu")
         for warning in version_warnings(installed_versions()) if dist.get_rank() == 0 else ():
             _LOG.warning(warning)
-        with isolated_rng(spec.device), preserved_process_settings(), plain_cpu_weights(spec.device):
+        with (
+            isolated_rng(spec.device),
+            preserved_process_settings(),
+            plain_cpu_weights(spec.device),
+            named_segments(identity),
+        ):
             self._engine = _start(spec, identity)
         self._places = SharedPlaces(self._model(), spec.shared)
         self._state = WeightState(survives_deep_sleep=self._places.shares_all)
@@ -145,8 +151,7 @@ class VllmEngine:
     def finish_weight_update(self, version: int) -> None:
         """See ``RolloutEngine.finish_weight_update``."""
         self._state.require_updating()
-        # The cache is keyed by tokens, not by weights: kept, it would answer from the old ones.
-        if not self._engine.reset_prefix_cache():
+        if not drop_prefix_cache(self._engine):
             raise RuntimeError("the engine could not drop its prefix cache (requests in flight?): weights stay invalid")
         self._state.finish_update(version)
 
@@ -276,6 +281,8 @@ def _engine_config(spec: EngineSpec, load_format: str) -> VllmConfig:
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=max(num_batched_tokens, spec.max_model_len),
         enable_prefix_caching=rollout.enable_prefix_caching,
+        # A part of a prompt yields a sample that is thrown away, which the seeded CPU sampler cannot take back.
+        enable_chunked_prefill=False if on_cpu else None,
         # Compiling on CPU takes longer than a small run, and the eager step is as fast.
         enforce_eager=rollout.enforce_eager or on_cpu,
         block_size=_CPU_BLOCK_SIZE if on_cpu else None,
@@ -365,6 +372,7 @@ def probe_engine() -> dict[str, str]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor import model_loader
     from vllm.model_executor.layers import utils as layer_functions
+    from vllm.v1.core.block_pool import BlockHashToBlockMap
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -372,6 +380,7 @@ def probe_engine() -> dict[str, str]:
         "executor takes rank and address from us": (ExecutorWithExternalLauncher, "_distributed_args"),
         "linear weights stay plain on CPU": (layer_functions, "dispatch_cpu_unquantized_gemm"),
         "prefix cache reset": (LLMEngine, "reset_prefix_cache"),
+        "prefix cache's blocks": (BlockHashToBlockMap(), "_cache"),
         "sleep": (LLMEngine, "sleep"),
         "wake": (LLMEngine, "wake_up"),
         "model access": (LLMEngine, "apply_model"),

@@ -49,6 +49,9 @@ BROKEN = {
     "mla": BrokenConfig((*GRPO, "model=deepseek_v3"), "model.mla: latent attention"),
     "kv_heads": BrokenConfig((*GRPO, "model.num_key_value_heads=3"), "model.num_key_value_heads=3 does not divide"),
     "head_dim": BrokenConfig((*GRPO, "model.hidden_size=130"), "set model.head_dim"),
+    "cpu_head_dim": BrokenConfig(
+        (*GRPO, "model.head_dim=16"), "model.head_dim=16: on CPU the rollout engine has attention for"
+    ),
     "mini_batch": BrokenConfig((*GRPO, "actor.ppo_mini_batch_size=12"), "nearest legal values: 8 or 16"),
     "critic_mini_batch": BrokenConfig((*PPO, "critic.ppo_mini_batch_size=5"), "nearest legal values: 4 or 8"),
     "micro_batch": BrokenConfig((*GRPO, "actor.use_dynamic_bsz=false"), "needs actor.ppo_micro_batch_size_per_gpu"),

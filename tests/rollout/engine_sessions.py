@@ -13,6 +13,7 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -261,6 +262,9 @@ def _updates(engine: VllmEngine) -> dict[str, Any]:
     engine.begin_weight_update()
     engine.finish_weight_update(2)
     found["greedy_restored"] = greedy()
+    found["few_cached"] = _dropped_cache(engine, [LONG_PROMPT])
+    found["many_cached"] = _dropped_cache(engine, [[i, *LONG_PROMPT[1:]] for i in range(100)])
+    found["greedy_after_drops"] = greedy()
     engine.sleep(2)
     found["asleep"] = _error(RuntimeError, greedy)
     engine.wake()
@@ -269,6 +273,23 @@ def _updates(engine: VllmEngine) -> dict[str, Any]:
     engine.finish_weight_update(3)
     found["greedy_after_sleep"] = greedy()
     return found
+
+
+def _dropped_cache(engine: VllmEngine, prompts: list[list[int]]) -> tuple[int, int, int]:
+    """Cached blocks before and after a push, and whether vLLM's own reset dropped them."""
+    engine.generate(prompts, settings(max_new_tokens=1), range(len(prompts)))
+    pool = engine._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+
+    def cached() -> int:
+        hashed = sum(block.block_hash is not None for block in pool.blocks)
+        assert hashed >= len(pool.cached_block_hash_to_block)
+        return hashed
+
+    before = cached()
+    engine.begin_weight_update()
+    with patch.object(pool, "reset_prefix_cache", wraps=pool.reset_prefix_cache) as reset:
+        engine.finish_weight_update(2)
+    return before, cached(), reset.call_count
 
 
 def tensor_parallel_engine(folder: str) -> dict[str, Any]:

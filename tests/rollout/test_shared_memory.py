@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
-from megatron_rl.rollout.shared_memory import new_identity, sweep_leftovers, unlink_segments
+from megatron_rl.rollout.shared_memory import named_segments, new_identity, sweep_leftovers, unlink_segments
 
 
 def _identity_of_a_dead_process() -> str:
@@ -43,6 +44,18 @@ def test_unlink_segments_removes_only_the_identity(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert unlink_segments(mine, tmp_path) == [f"{mine}-tp:0_0", f"{mine}-tp:0_1"]
     assert [path.name for path in tmp_path.iterdir()] == [f"{other}-tp:0_0"]
+
+
+def test_named_segments_carry_the_identity() -> None:
+    identity = new_identity()
+    with named_segments(identity):
+        ours = SharedMemory(create=True, size=8)
+    other = SharedMemory(create=True, size=8)
+    for segment in (ours, other):
+        segment.close()
+        segment.unlink()
+    assert ours.name.startswith(f"{identity}-")
+    assert not other.name.startswith("megatron_rl")
 
 
 def test_sweep_leftovers_accepts_a_host_without_the_folder(tmp_path: Path) -> None:

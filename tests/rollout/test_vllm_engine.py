@@ -117,6 +117,14 @@ def test_cached_prefixes_of_old_weights_would_be_used_without_a_reset(single: di
     assert single["greedy_stale_cache"] != single["greedy_before"][0]
 
 
+def test_push_drops_every_cached_block_whichever_way_is_shorter(single: dict[str, Any]) -> None:
+    before, after, by_vllm = single["few_cached"]
+    assert (before > 0, after, by_vllm) == (True, 0, 0)
+    before, after, by_vllm = single["many_cached"]
+    assert (before > 256, after, by_vllm) == (True, 0, 1)
+    assert single["greedy_after_drops"] == single["greedy_before"][0]
+
+
 def test_generate_rejects_weights_in_flux_or_dropped(single: dict[str, Any]) -> None:
     assert "being updated" in single["mid_update"]
     assert "sleeps" in single["asleep"]
