@@ -8,6 +8,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megatron_rl.config.base import Section
 
+TransformerImpl = Literal["auto", "transformer_engine", "local"]
+
 
 class RopeScalingConfig(Section):
     """Llama-3 style frequency scaling of rotary embeddings."""
@@ -69,6 +71,9 @@ class ModelConfig(Section):
     rope_scaling: RopeScalingConfig | None = Field(None, description="Rotary frequency scaling; null = none.")
     moe: MoeConfig | None = Field(None, description="Mixture-of-experts shape; null = dense.")
     mla: MlaConfig | None = Field(None, description="Latent-attention shape; null = ordinary attention.")
+    transformer_impl: TransformerImpl = Field(
+        "auto", description="Where layers come from; auto = Transformer Engine where it is installed and the device is a GPU."
+    )
 
     @property
     def kv_channels(self) -> int:

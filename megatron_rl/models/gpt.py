@@ -21,16 +21,21 @@ from torch import Tensor
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.training import RecomputeConfig
-from megatron_rl.models.layer_spec import PackedDocuments, block_spec
-from megatron_rl.models.rotary import packed_angles, rotary_frequencies
+from megatron_rl.models.attention import packed_documents
+from megatron_rl.models.layer_spec import accumulate_into_main_grad, block_spec
+from megatron_rl.models.rotary import rotary_frequencies
+from megatron_rl.models.transformer_impl import LayerImplementation, has_apex_accumulation, layer_implementation
 from megatron_rl.models.value_head import ValueHead
 from megatron_rl.parallel.groups import RoleGroups
 from megatron_rl.parallel.layout import ParallelLayout, padded_vocab_size
 from megatron_rl.runtime.platform import Platform
 from megatron_rl.types.batches import PackedTokens
+from megatron_rl.weights.names import parameter_name
 
 Head = Literal["lm", "value"]
 
+_EXTRA_STATE = "_extra_state"
+"""Ends the name of a module's scales for quantised products; nothing here is quantised."""
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
@@ -45,23 +50,19 @@ class TransformerStage(GPTModel):  # type: ignore[misc]
         if head == "value" and self.post_process:
             del self.output_layer
             self.value_head = ValueHead(self.config)
+        self.register_load_state_dict_post_hook(_do_not_miss_extra_state)
 
     def forward(self, packed: PackedTokens) -> Tensor:
         """Hidden states of this chunk, ``[T, 1, H]``; under sequence parallelism this rank's slice of T.
 
         Collectives: the tensor-parallel group, with the same pack on each of its ranks.
         """
-        num_tokens = packed.tokens_T.numel()
-        documents = PackedDocuments(
-            qkv_format="thd", bounds=packed.cu_seqlens, lengths=packed.lengths, max_seqlen=packed.max_seqlen
-        )
         # Later chunks take their input from the pipeline (set_input_tensor), not from here.
         embedded = self.embedding(input_ids=packed.tokens_T[None], position_ids=None) if self.pre_process else None
         hidden: Tensor = self.decoder(
             hidden_states=embedded,
             attention_mask=None,
-            rotary_pos_emb=packed_angles(self.rotary_frequencies, packed.cu_seqlens, num_tokens),
-            packed_seq_params=documents,
+            packed_seq_params=packed_documents(packed, self.rotary_frequencies, self.config.params_dtype),
         )
         return hidden
 
@@ -83,11 +84,20 @@ class TransformerStage(GPTModel):  # type: ignore[misc]
             shards: dict[str, Any] = MegatronModule.sharded_state_dict(self, prefix, sharded_offsets, metadata)
         else:
             shards = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        return shards
+        return {name: shard for name, shard in shards.items() if not name.endswith(_EXTRA_STATE)}
+
+
+def _do_not_miss_extra_state(_: torch.nn.Module, incompatible: Any) -> None:
+    """Let a checkpoint load that has no scales of quantised layers: which modules want them depends on the layer spec."""
+    incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if not key.endswith(_EXTRA_STATE)]
 
 
 def transformer_config(
-    model: ModelConfig, layout: ParallelLayout, platform: Platform, recompute: RecomputeConfig
+    model: ModelConfig,
+    layout: ParallelLayout,
+    platform: Platform,
+    recompute: RecomputeConfig,
+    implementation: LayerImplementation,
 ) -> TransformerConfig:
     """Translate our configuration into Megatron's.
 
@@ -113,10 +123,16 @@ def transformer_config(
         activation_func=torch.nn.functional.silu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        bias_activation_fusion=on_cuda,
+        transformer_impl=implementation,
+        # Our fused activation, in the slot that Megatron has for Transformer Engine's (see layer_spec.SwiGlu).
+        use_te_activation_func=on_cuda,
+        bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
+        # Of Megatron's own linears; Transformer Engine's are told by ``accumulate_into_main_grad``.
+        gradient_accumulation_fusion=on_cuda and implementation == "local" and has_apex_accumulation(),
+        # Transformer Engine then adds every gradient to the buffer, the first one of a step too.
+        disable_parameter_transpose_cache=True,
         params_dtype=platform.dtype,
         pipeline_dtype=platform.dtype,
         bf16=platform.dtype == torch.bfloat16,
@@ -179,7 +195,8 @@ def build_stage(
     """
     layout, coordinates = groups.layout, groups.coordinates
     assert coordinates is not None, "this rank is outside the role's layout"
-    config = transformer_config(model, layout, platform, recompute or RecomputeConfig())
+    implementation = layer_implementation(model.transformer_impl, platform)
+    config = transformer_config(model, layout, platform, recompute or RecomputeConfig(), implementation)
     stage, last = coordinates.pipeline, layout.pipeline - 1
     chunks = []
     for index in range(layout.virtual_pipeline):
@@ -190,7 +207,7 @@ def build_stage(
                 model,
                 head,
                 config=config,
-                transformer_layer_spec=block_spec(config, num_layers),
+                transformer_layer_spec=block_spec(config, num_layers, implementation),
                 vocab_size=padded_vocab_size(model.vocab_size, layout.tensor),
                 max_sequence_length=model.max_position_embeddings,
                 pre_process=stage == 0 and index == 0,
@@ -201,6 +218,8 @@ def build_stage(
                 pg_collection=groups.collection,
                 vp_stage=vp_stage,
             )
+        if implementation == "transformer_engine":
+            accumulate_into_main_grad(chunk)
         chunks.append(chunk)
     return chunks
 
@@ -212,6 +231,8 @@ def _with_global_layer(name: str, offset: int) -> str:
 
 def named_local_parameters(chunks: Sequence[torch.nn.Module], groups: RoleGroups) -> dict[str, torch.nn.Parameter]:
     """Parameters of this rank by Megatron's name with the *global* layer index, so that no two ranks' names clash.
+
+    Names do not depend on the layer spec (``weights.names.parameter_name``).
 
     Example: the first layer of the second of two stages of four layers is ``decoder.layers.2.…``. With tied embeddings
     and several stages the last stage also lists its copy, ``output_layer.weight``.
@@ -225,5 +246,5 @@ def named_local_parameters(chunks: Sequence[torch.nn.Module], groups: RoleGroups
     for chunk in chunks:
         offset = get_transformer_layer_offset(chunk.config, chunk.vp_stage, groups.coordinates.pipeline)
         for name, parameter in chunk.named_parameters():
-            parameters[_with_global_layer(name, offset)] = parameter
+            parameters[parameter_name(_with_global_layer(name, offset))] = parameter
     return parameters

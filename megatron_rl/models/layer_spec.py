@@ -1,29 +1,31 @@
-"""The parts of a transformer layer: Megatron's parallel linears with our own norm and packed attention.
+"""The parts of a transformer layer, from Transformer Engine or from Megatron-Core and this package.
 
-Shape suffixes: T packed tokens, D documents, S longest document, H hidden, N heads, G key/value heads, K head dim.
+Both specs store the same parameters: only the norms before the projections have other names under Transformer Engine,
+which computes norm and projection in one module (``weights.names.NORMS_INSIDE_LINEARS``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
+from megatron_rl.models.attention import PackedCausalAttention, RotaryCoreAttention
 from megatron_rl.models.stacked_attention import StackedSelfAttention
+from megatron_rl.models.transformer_impl import LayerImplementation
+from megatron_rl.ops import gated_silu
+from megatron_rl.weights.names import NORMS_INSIDE_LINEARS
 
 
 class RMSNorm(torch.nn.Module):
@@ -50,140 +52,101 @@ class RMSNorm(torch.nn.Module):
         return normed.to(x.dtype) * self.weight
 
 
-@dataclass
-class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
-    """Megatron's packed-sequence argument with what our own attention needs.
+class SwiGlu(torch.nn.Module):
+    """The gated activation, in Megatron's slot for an activation module (``use_te_activation_func``)."""
 
-    ``cu_seqlens_q`` stays None on purpose: Megatron then rotates all T tokens in one operation with the per-token
-    angles it is given, instead of looping over documents with a host sync for each.
-    """
-
-    bounds: Tensor | None = None
-    """i32 ``[D + 1]``, on the compute device."""
-    lengths: tuple[int, ...] = ()
-    """The same, as lengths on the host."""
-    max_seqlen: int = 0
-    """Longest document, tokens."""
-
-
-def _padded_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """Lay documents side by side, padded on the right: causality alone keeps real queries off the padding."""
-    longest = max(lengths)
-    lengths_D = torch.tensor(lengths, device=q.device)
-    kept_DS = torch.arange(longest, device=q.device) < lengths_D[:, None]
-
-    def unpack(x_TNK: Tensor) -> Tensor:
-        padded = x_TNK.new_zeros(len(lengths), longest, *x_TNK.shape[1:])
-        return padded.masked_scatter(kept_DS[..., None, None], x_TNK).transpose(1, 2)
-
-    out = torch.nn.functional.scaled_dot_product_attention(
-        unpack(q), unpack(k), unpack(v), is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out.transpose(1, 2)[kept_DS]
-
-
-def _document_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """One attention call per document."""
-    documents = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), strict=True)
-    outputs = [
-        torch.nn.functional.scaled_dot_product_attention(
-            a.transpose(0, 1)[None],
-            b.transpose(0, 1)[None],
-            c.transpose(0, 1)[None],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )[0].transpose(0, 1)
-        for a, b, c in documents
-    ]
-    return torch.cat(outputs)
-
-
-def packed_causal_attention(q_TNK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments, scale: float) -> Tensor:
-    """Causal attention inside each document of a pack; query head n reads key/value head ``n // (N / G)``.
-
-    On CUDA in half precision this is the variable-length flash kernel; elsewhere scaled-dot-product attention, on all
-    documents at once where padding them to the longest at most doubles the work, else one by one.
-
-    Returns ``[T, N, K]``.
-    """
-    if q_TNK.is_cuda and q_TNK.dtype in (torch.bfloat16, torch.float16):
-        from torch.nn.attention.varlen import varlen_attn
-
-        repeats = q_TNK.shape[1] // k_TGK.shape[1]
-        k, v = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x.contiguous() for x in (k_TGK, v_TGK))
-        bounds, longest = documents.bounds, documents.max_seqlen
-        assert bounds is not None
-        attended = varlen_attn(q_TNK.contiguous(), k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
-        assert isinstance(attended, Tensor)
-        return attended
-    lengths = documents.lengths
-    if len(lengths) > 1 and max(lengths) * len(lengths) <= 2 * sum(lengths):
-        return _padded_attention(q_TNK, k_TGK, v_TGK, lengths, scale)
-    return _document_attention(q_TNK, k_TGK, v_TGK, lengths, scale)
-
-
-class PackedCausalAttention(torch.nn.Module):
-    """Megatron's core-attention slot, for packed documents only."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        softmax_scale: float | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
-        **_: object,
-    ) -> None:
-        """Take the scale; the other arguments belong to Megatron's protocol."""
-        del layer_number, attn_mask_type, attention_type, pg_collection
+    def __init__(self, *, config: TransformerConfig) -> None:
+        """Take no parameters; the argument belongs to Megatron's protocol."""
+        del config
         super().__init__()
-        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        attn_mask_type: AttnMaskType | None = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-    ) -> Tensor:
-        """Attend inside documents; ``[T, N, K]`` in and ``[T, N * K]`` out (this rank's heads)."""
-        assert isinstance(packed_seq_params, PackedDocuments), "this attention takes packed documents only"
-        assert attention_mask is None and attention_bias is None
-        return packed_causal_attention(query, key, value, packed_seq_params, self.scale).flatten(1)
+    def forward(self, gate_up: Tensor) -> Tensor:
+        """``[..., 2F]`` to ``[..., F]``."""
+        return gated_silu(gate_up)
 
 
-def block_spec(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmodules:
+def block_spec(config: TransformerConfig, num_layers: int, implementation: LayerImplementation) -> TransformerBlockSubmodules:
     """Spec of one pipeline chunk: ``num_layers`` equal layers and (on the last chunk) the final norm.
 
-    The one place that names layer parts; a Transformer Engine spec would be chosen here.
+    The one place that names layer parts.
     """
+    spec = _transformer_engine if implementation == "transformer_engine" else _local
+    return spec(config, num_layers)
+
+
+def _local(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmodules:
     # Over each head (Qwen3). Its weight is shared by heads that live on different ranks: Megatron adds those gradients up.
     head_norm = RMSNorm if config.qk_layernorm else IdentityOp
-    layer = ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=RMSNorm,
-            self_attention=ModuleSpec(
-                module=StackedSelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=PackedCausalAttention,
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=head_norm,
-                    k_layernorm=head_norm,
-                ),
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=RMSNorm,
-            mlp=get_mlp_module_spec_for_backend(backend=LocalSpecProvider()),
-            mlp_bda=get_bias_dropout_add,
+    layer = TransformerLayerSubmodules(
+        input_layernorm=RMSNorm,
+        self_attention=_self_attention(
+            SelfAttentionSubmodules(
+                linear_qkv=ColumnParallelLinear,
+                core_attention=partial(RotaryCoreAttention, attention=PackedCausalAttention),
+                linear_proj=RowParallelLinear,
+                q_layernorm=head_norm,
+                k_layernorm=head_norm,
+            )
         ),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=RMSNorm,
+        mlp=_mlp(ColumnParallelLinear, RowParallelLinear),
+        mlp_bda=get_bias_dropout_add,
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RMSNorm)
+    return _block(layer, num_layers, RMSNorm)
+
+
+def _transformer_engine(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmodules:
+    from megatron.core.extensions.transformer_engine import (
+        TEDotProductAttention,
+        TELayerNormColumnParallelLinear,
+        TENorm,
+        TERowParallelLinear,
+    )
+
+    head_norm = TENorm if config.qk_layernorm else IdentityOp
+    # Transformer Engine's kernels for packed documents take half precision only.
+    half = config.params_dtype in (torch.bfloat16, torch.float16)
+    layer = TransformerLayerSubmodules(
+        self_attention=_self_attention(
+            SelfAttentionSubmodules(
+                linear_qkv=TELayerNormColumnParallelLinear,
+                core_attention=partial(RotaryCoreAttention, attention=TEDotProductAttention if half else PackedCausalAttention),
+                linear_proj=TERowParallelLinear,
+                q_layernorm=head_norm,
+                k_layernorm=head_norm,
+            )
+        ),
+        self_attn_bda=get_bias_dropout_add,
+        mlp=_mlp(TELayerNormColumnParallelLinear, TERowParallelLinear),
+        mlp_bda=get_bias_dropout_add,
+        sharded_state_dict_keys_map=dict(NORMS_INSIDE_LINEARS),
+    )
+    return _block(layer, num_layers, TENorm)
+
+
+def accumulate_into_main_grad(chunk: torch.nn.Module) -> None:
+    """Let Transformer Engine's weight-gradient products add to the data-parallel wrapper's buffers themselves.
+
+    This is Megatron's ``gradient_accumulation_fusion``; that flag is not set because the output layer, which no forward
+    pass here calls, would ask for NVIDIA Apex. Gradients then exist only under the data-parallel wrapper.
+    """
+    from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+    for module in chunk.modules():
+        if isinstance(module, TransformerEngineBaseModule) and hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True
+
+
+def _self_attention(submodules: SelfAttentionSubmodules) -> ModuleSpec:
+    return ModuleSpec(module=StackedSelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+
+
+def _mlp(linear_fc1: type, linear_fc2: type) -> partial[MLP]:
+    submodules = MLPSubmodules(linear_fc1=linear_fc1, linear_fc2=linear_fc2, activation_func=SwiGlu)
+    return partial(MLP.as_mlp_submodule, submodules=submodules)
+
+
+def _block(layer: TransformerLayerSubmodules, num_layers: int, norm: type) -> TransformerBlockSubmodules:
+    specs = [ModuleSpec(module=TransformerLayer, submodules=layer)] * num_layers
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm)

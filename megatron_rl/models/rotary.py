@@ -1,6 +1,6 @@
 """Rotary position angles, plain and with Llama-3 frequency scaling (Su et al. 2021).
 
-Shape suffixes: T packed tokens, K head dim.
+Shape suffixes: T packed tokens, K head dim, R = K / 2 rotated half.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ def _stretch(frequencies: Tensor, scaling: RopeScalingConfig) -> Tensor:
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per position of each pair of channels, f32 ``[K / 2]``: ``theta^(-2i/K)``, scaled if configured."""
+    """Radians per position of each pair of channels, f32 ``[R]``: ``theta^(-2i/K)``, scaled if configured."""
     exponents = torch.arange(0, config.kv_channels, 2, dtype=torch.float32, device="cpu") / config.kv_channels
     frequencies = 1.0 / config.rope_theta**exponents
     return frequencies if config.rope_scaling is None else _stretch(frequencies, config.rope_scaling)
 
 
-def packed_angles(frequencies: Tensor, bounds: Tensor, num_tokens: int) -> Tensor:
-    """Angles of packed tokens; positions start at 0 in each document.
+def packed_rotation(frequencies: Tensor, bounds: Tensor, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of packed tokens; positions start at 0 in each document.
 
     Args:
-        frequencies: f32 ``[K / 2]``.
+        frequencies: f32 ``[R]``.
         bounds: i32 ``[D + 1]``, document bounds; the last is ``num_tokens``.
         num_tokens: T.
+        dtype: the values are rounded to it, as the rollout engine and the models' own code round them.
 
-    Returns f32 ``[T, 1, K]``, the second half repeating the first.
+    Returns f32 ``[T, R]`` twice.
     """
     starts_T = torch.repeat_interleave(bounds[:-1], bounds[1:] - bounds[:-1], output_size=num_tokens)
     positions_T = torch.arange(num_tokens, device=bounds.device) - starts_T
-    angles = torch.outer(positions_T.float(), frequencies)
-    return torch.cat((angles, angles), dim=-1)[:, None, :]
+    angles_TR = torch.outer(positions_T.float(), frequencies)
+    return angles_TR.cos().to(dtype).float(), angles_TR.sin().to(dtype).float()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import ParallelLayout
+from megatron_rl.parallel.rank_order import RankOrder
 from megatron_rl.resharding.cuts import Slice, cut_rule
 from megatron_rl.resharding.spec import LayoutFn, RankFragments
 from megatron_rl.weights.names import (
@@ -14,7 +16,6 @@ from megatron_rl.weights.names import (
     MEGATRON_FINAL_NORM,
     MEGATRON_OUTPUT,
     MEGATRON_TIED_OUTPUT,
-    MegatronSpec,
     Rule,
     logical_tensors,
     megatron_expert_rules,
@@ -45,7 +46,6 @@ def megatron_layout(
     layout: ParallelLayout,
     padded_vocab: int,
     *,
-    spec: MegatronSpec = "local",
     value_head: bool = False,
 ) -> LayoutFn:
     """Return ``rank -> fragments`` of a Megatron-Core role.
@@ -54,6 +54,17 @@ def megatron_layout(
     tuple of fragments (the same object), which the planner uses to plan replicas once.
     Raises ValueError naming the key where a degree does not divide the shape.
     """
+    return megatron_layouts(model, layout, padded_vocab, value_head=value_head)(layout.order)
+
+
+def megatron_layouts(
+    model: ModelConfig,
+    layout: ParallelLayout,
+    padded_vocab: int,
+    *,
+    value_head: bool = False,
+) -> Callable[[RankOrder | None], LayoutFn]:
+    """Return ``rank order -> megatron_layout``; the layouts of all orders share one tuple of fragments per place."""
     check_tensor_degree(model, layout.tensor, padded_vocab)
     _check_expert_degrees(model, layout)
     shapes = {tensor.name: tensor for tensor in logical_tensors(model)}
@@ -61,25 +72,29 @@ def megatron_layout(
     @cache
     def of_place(tensor: int, stage: int, expert: int, expert_tensor: int) -> RankFragments:
         place, inner_place = Slice(tensor, layout.tensor), Slice(expert_tensor, layout.etp)
-        rules = _stage_rules(model, layout, stage, spec, value_head)
-        experts = _stage_expert_rules(model, layout, stage, Slice(expert, layout.expert), spec)
+        rules = _stage_rules(model, layout, stage, value_head)
+        experts = _stage_expert_rules(model, layout, stage, Slice(expert, layout.expert))
         return (
             *(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab)),
             *(f for rule in experts for f in cut_rule(rule, shapes, model, inner_place, 0)),
         )
 
-    def of_rank(rank: int) -> RankFragments:
-        if rank not in layout.ranks:
-            return ()
-        place = layout.coordinates(rank)
-        if model.moe is None:
-            return of_place(place.tensor, place.pipeline, 0, 0)
-        in_stage = (rank - layout.offset) % (layout.tensor * layout.context * layout.data)
-        expert, expert_tensor = divmod(in_stage, layout.etp)
-        return of_place(place.tensor, place.pipeline, expert % layout.expert, expert_tensor)
+    def in_order(order: RankOrder | None) -> LayoutFn:
+        ordered = replace(layout, order=order)
+
+        def of_rank(rank: int) -> RankFragments:
+            if rank not in layout.ranks:
+                return ()
+            place = ordered.coordinates(rank)
+            if model.moe is None:
+                return of_place(place.tensor, place.pipeline, 0, 0)
+            expert, expert_tensor = divmod(ordered.place_in_stage(rank), layout.etp)
+            return of_place(place.tensor, place.pipeline, expert % layout.expert, expert_tensor)
+
+        return of_rank
 
     stage_layers(model.num_layers, layout, 0)
-    return of_rank
+    return in_order
 
 
 def check_tensor_degree(model: ModelConfig, tensor: int, padded_vocab: int) -> None:
@@ -120,16 +135,14 @@ def megatron_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
     return [t for t in range(1, largest + 1) if all(n % t == 0 for n in extents) and (groups % t == 0 or t % groups == 0)]
 
 
-def _stage_rules(
-    model: ModelConfig, layout: ParallelLayout, stage: int, spec: MegatronSpec, value_head: bool
-) -> tuple[Rule, ...]:
+def _stage_rules(model: ModelConfig, layout: ParallelLayout, stage: int, value_head: bool) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     last = stage == layout.pipeline - 1
     if stage == 0:
         rules.append(MEGATRON_EMBEDDING)
     for chunk in stage_layers(model.num_layers, layout, stage):
         for layer in chunk:
-            rules += megatron_layer_rules(model, layer, spec)
+            rules += megatron_layer_rules(model, layer)
     if last:
         rules.append(MEGATRON_FINAL_NORM)
     if last and not value_head:
@@ -137,9 +150,7 @@ def _stage_rules(
     return tuple(rules)
 
 
-def _stage_expert_rules(
-    model: ModelConfig, layout: ParallelLayout, stage: int, place: Slice, spec: MegatronSpec
-) -> Iterator[Rule]:
+def _stage_expert_rules(model: ModelConfig, layout: ParallelLayout, stage: int, place: Slice) -> Iterator[Rule]:
     """Routed experts of one expert-parallel rank: consecutive ones in each layer of the stage."""
     if model.moe is None:
         return
@@ -147,7 +158,7 @@ def _stage_expert_rules(
     for chunk in stage_layers(model.num_layers, layout, stage):
         for layer in chunk:
             for slot, expert in enumerate(range(first, last)):
-                yield from megatron_expert_rules(model, layer, expert, slot, spec)
+                yield from megatron_expert_rules(model, layer, expert, slot)
 
 
 def _output_rules(model: ModelConfig, layout: ParallelLayout) -> tuple[Rule, ...]:

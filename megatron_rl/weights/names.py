@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
 from megatron_rl.config.model import MlaConfig, ModelConfig, MoeConfig
 from megatron_rl.resharding.spec import LogicalTensor
-
-MegatronSpec = Literal["local", "te"]
-"""``local``: norms are modules of their own. ``te``: Transformer Engine fuses a norm into the linear after it."""
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -89,17 +85,15 @@ _MEGATRON_LAYER_RULES = (
     Rule("self_attention.linear_q_up_proj.weight", LATENT_UP_WEIGHTS[:1], Cut.STACKED_ROWS),
     Rule("self_attention.linear_kv_up_proj.weight", LATENT_UP_WEIGHTS[1:], Cut.STACKED_ROWS),
 )
-_MEGATRON_EXPERT_NAMES = {
-    "local": ("mlp.experts.local_experts.{slot}.linear_fc1.weight", "mlp.experts.local_experts.{slot}.linear_fc2.weight"),
-    "te": ("mlp.experts.linear_fc1.weight{slot}", "mlp.experts.linear_fc2.weight{slot}"),
+_MEGATRON_EXPERT_NAMES = (
+    "mlp.experts.local_experts.{slot}.linear_fc1.weight",
+    "mlp.experts.local_experts.{slot}.linear_fc2.weight",
+)
+NORMS_INSIDE_LINEARS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
-_TE_FUSED_NORMS = {
-    "input_layernorm.weight": ("self_attention.linear_qkv.layer_norm_weight", QKV_WEIGHTS[0]),
-    "pre_mlp_layernorm.weight": ("mlp.linear_fc1.layer_norm_weight", GATE_UP_WEIGHTS[0]),
-    "self_attention.q_layernorm.weight": ("self_attention.linear_q_up_proj.layer_norm_weight", LATENT_UP_WEIGHTS[0]),
-    "self_attention.kv_layernorm.weight": ("self_attention.linear_kv_up_proj.layer_norm_weight", LATENT_UP_WEIGHTS[1]),
-}
-"""Local name of a norm -> (its name inside the linear after it, a tensor of that linear): fused where the layer has it."""
+"""Names inside a layer of norms that Transformer Engine computes in the linear after them -> the name of the norm here."""
 _VLLM_LAYER_RULES = (
     Rule("input_layernorm.weight", ("input_layernorm.weight",), Cut.REPLICATED),
     Rule("self_attn.qkv_proj.weight", QKV_WEIGHTS, Cut.STACKED_HEADS),
@@ -127,36 +121,30 @@ MEGATRON_TIED_OUTPUT = Rule("output_layer.weight", (EMBEDDING,), Cut.VOCAB)
 """A tied model with pipeline stages: the last stage keeps its own copy of the embedding."""
 
 
-def megatron_layer_rules(model: ModelConfig, layer: int, spec: MegatronSpec = "local") -> tuple[Rule, ...]:
+def parameter_name(module_name: str) -> str:
+    """Our name of a Megatron-Core parameter: the same whichever layer spec built the module.
+
+    Example: ``decoder.layers.0.mlp.linear_fc1.layer_norm_weight`` is ``decoder.layers.0.pre_mlp_layernorm.weight``.
+    """
+    for inside, norm in NORMS_INSIDE_LINEARS.items():
+        if module_name.endswith(f".{inside}"):
+            return module_name.removesuffix(inside) + norm
+    return module_name
+
+
+def megatron_layer_rules(model: ModelConfig, layer: int) -> tuple[Rule, ...]:
     """Rules of one decoder layer under Megatron-Core's names, routed experts left out; ``layer`` is the global index."""
-    rules = _present(_MEGATRON_LAYER_RULES, model, layer)
-    if spec == "te":
-        rules = _as_transformer_engine(rules)
-    return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in rules)
+    return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in _present(_MEGATRON_LAYER_RULES, model, layer))
 
 
-def _as_transformer_engine(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Norms go into the linear after them; the projections to latent space are whole on every rank."""
-    present = {part for rule in rules for part in rule.parts}
-    renamed = []
-    for rule in rules:
-        fused, owner = _TE_FUSED_NORMS.get(rule.local, (rule.local, ""))
-        local = fused if owner in present else rule.local
-        whole = set(rule.parts) <= set(LATENT_DOWN_WEIGHTS)
-        renamed.append(Rule(local, rule.parts, Cut.REPLICATED if whole else rule.cut))
-    return tuple(renamed)
-
-
-def megatron_expert_rules(
-    model: ModelConfig, layer: int, expert: int, slot: int, spec: MegatronSpec = "local"
-) -> tuple[Rule, ...]:
+def megatron_expert_rules(model: ModelConfig, layer: int, expert: int, slot: int) -> tuple[Rule, ...]:
     """Rules of one routed expert (global index), cut over the expert-tensor ranks; none in a dense layer.
 
     ``slot``: its place among the experts of its rank, by which Megatron-Core names it.
     """
     if not has_experts(model, layer):
         return ()
-    up_name, down_name = (name.format(slot=slot) for name in _MEGATRON_EXPERT_NAMES[spec])
+    up_name, down_name = (name.format(slot=slot) for name in _MEGATRON_EXPERT_NAMES)
     return tuple(rule.at_layer(layer, _MEGATRON_LAYER) for rule in _expert_rules(up_name, down_name, expert))
 
 

@@ -80,14 +80,14 @@ def test_score_matches_reference_on_four_ranks(tmp_path: Path) -> None:
 def test_transformer_config_rejects_layouts_that_do_not_fit(degrees: dict[str, int], message: str) -> None:
     platform = Platform(torch.device("cpu"), torch.float32, "gloo", None)
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
-        transformer_config(_model(), ParallelLayout(**degrees), platform, RecomputeConfig())  # type: ignore[arg-type]
+        transformer_config(_model(), ParallelLayout(**degrees), platform, RecomputeConfig(), "local")  # type: ignore[arg-type]
 
 
 def test_transformer_config_never_batches_messages_on_two_interleaved_stages() -> None:
     platform = Platform(torch.device("cpu"), torch.float32, "gloo", None)
     for pipeline, virtual, batched in ((2, 1, True), (2, 2, False), (4, 1, True)):
         config = transformer_config(
-            _model(), ParallelLayout(pipeline=pipeline, virtual_pipeline=virtual), platform, RecomputeConfig()
+            _model(), ParallelLayout(pipeline=pipeline, virtual_pipeline=virtual), platform, RecomputeConfig(), "local"
         )
         assert config.batch_p2p_comm is batched
 

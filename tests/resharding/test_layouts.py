@@ -59,13 +59,6 @@ def test_value_head_has_no_output_layer() -> None:
         assert _of(stored(1), "output_layer.weight") == []
 
 
-def test_te_spec_renames_norms() -> None:
-    names = {f.buffer for f in megatron_layout(tiny_model(), ParallelLayout(), 256, spec="te")(0)}
-    assert "decoder.layers.3.self_attention.linear_qkv.layer_norm_weight" in names
-    assert "decoder.layers.3.mlp.linear_fc1.layer_norm_weight" in names
-    assert not any(name.endswith("layernorm.weight") and "final" not in name for name in names)
-
-
 def test_stage_layers_matches_hand_computed() -> None:
     layout = ParallelLayout(pipeline=2, virtual_pipeline=2)
     assert stage_layers(8, layout, 0) == ((0, 1), (4, 5))

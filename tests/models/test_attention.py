@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_rl.models.layer_spec import PackedDocuments, packed_causal_attention
+from megatron_rl.models.attention import packed_causal_attention
 
 _HEADS, _GROUPS, _HEAD_DIM = 4, 2, 8
 
@@ -28,8 +28,7 @@ def test_packed_causal_attention_matches_reference(lengths: tuple[int, ...]) -> 
     inputs = [torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes]
     weights = torch.randn(*shapes[0], generator=generator)
     bounds = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
-    documents = PackedDocuments(qkv_format="thd", bounds=bounds, lengths=lengths, max_seqlen=max(lengths))
-    packed = packed_causal_attention(*inputs, documents, _HEAD_DIM**-0.5)
+    packed = packed_causal_attention(*inputs, bounds, lengths, _HEAD_DIM**-0.5)
     grads = torch.autograd.grad((packed * weights).sum(), inputs)
     alone = torch.cat([_one_document(*parts) for parts in zip(*(x.split(lengths) for x in inputs), strict=True)])
     expected_grads = torch.autograd.grad((alone * weights).sum(), inputs)
