@@ -16,7 +16,7 @@ from megatron_rl.config.run import RunConfig
 from megatron_rl.config.schema import REQUIRED, SchemaKey, section_keys, type_text
 
 COMMENT_WIDTH = 112
-BASE_FILE_NAMES = {"model": "base", "algorithm": "base", "rollout": "vllm", "launcher": "local"}
+BASE_FILE_NAMES = {"model": "base", "algorithm": "base", "rollout": "vllm", "launcher": "local", "profiler": "none"}
 """Group -> its file with every key and default, where that is not ``default``."""
 CHOICES = {"model": "tiny", "algorithm": "ppo"}
 """Group -> the choice of the root's defaults list, where that is not the base file."""

@@ -47,6 +47,11 @@ class RolloutConfig(Section):
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs and no torch.compile.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
+    free_cache_engine: bool | None = Field(
+        None,
+        description="Let the engine sleep between rollouts: its cache and its own weights leave the GPU; "
+        "null = where the estimate without it exceeds the card.",
+    )
     seed: NonNegativeInt | None = Field(None, description="Sampling seed; null = trainer.seed.")
     correction: RolloutCorrectionConfig = Field(RolloutCorrectionConfig(), description="Mismatch correction.")
     mismatch_warn_threshold: PositiveFloat | None = Field(
@@ -63,6 +68,21 @@ class WeightSyncConfig(Section):
     budget_mib: PositiveInt = Field(256, description="Most extra memory a transfer may use per rank, MiB.")
     alias: bool = Field(
         True, description="Let the engine read the actor's own weights where both store the same bytes: no copy, no transfer."
+    )
+    permute: bool = Field(
+        True,
+        description="Lay the actor's grid over the ranks of each node in the order with which the engines find most of their "
+        "weights at home; false = natural rank order.",
+    )
+    fan_out: bool = Field(
+        True,
+        description="Engines of a node share what comes from other nodes instead of each fetching all of it.",
+    )
+    transport: Literal["auto", "nccl", "ipc", "gloo"] = Field(
+        "auto",
+        description="How weights cross between ranks: nccl = grouped sends; ipc = the receiver copies out of the memory of "
+        "another process of its node, where possible, else messages; gloo = through host memory; auto = nccl between GPUs, "
+        "ipc between processes of one GPU, gloo on CPU.",
     )
     verify: bool = Field(False, description="Compare checksums of every moved tensor after each sync.")
 

@@ -9,6 +9,7 @@ from megatron_rl.config.base import Section
 from megatron_rl.config.cluster import LauncherConfig
 from megatron_rl.config.data import DataConfig, RewardConfig
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.profiler import ProfilerConfig
 from megatron_rl.config.rollout import RolloutConfig, WeightSyncConfig
 from megatron_rl.config.tools import ConvertConfig, GenerateConfig
 from megatron_rl.config.training import (
@@ -37,6 +38,7 @@ class RunConfig(Section):
     convert: ConvertConfig = Field(description="Checkpoint conversion.")
     generate: GenerateConfig = Field(description="Sampling into a file.")
     launcher: LauncherConfig = Field(description="Starting the ranks.")
+    profiler: ProfilerConfig = Field(description="Profiling.")
 
     @property
     def uses_critic(self) -> bool:

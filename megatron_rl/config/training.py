@@ -13,6 +13,8 @@ from megatron_rl.config.parallel import ParallelConfig
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 PolicyLoss = Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"]
 
+OptimizerDtype = Literal["float32", "bfloat16"]
+
 
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule."""
@@ -27,6 +29,15 @@ class OptimConfig(Section):
     eps: PositiveFloat = Field(1e-8, description="Adam's epsilon.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Global gradient-norm clip; 0 = off.")
     use_distributed_optimizer: bool = Field(True, description="Shard optimizer state over DP.")
+    overlap_grad_reduce: bool = Field(False, description="Reduce gradients over DP while the backward pass goes on.")
+    overlap_param_gather: bool = Field(False, description="Gather weights over DP while the next forward pass goes on.")
+    use_precision_aware_optimizer: bool = Field(
+        False,
+        description="Transformer Engine's Adam with f32 master weights in 2 extra bytes a parameter, and the dtypes below.",
+    )
+    main_grads_dtype: OptimizerDtype = Field("float32", description="Of gradient buffers and their reduction.")
+    exp_avg_dtype: OptimizerDtype = Field("float32", description="Of Adam's first moment.")
+    exp_avg_sq_dtype: OptimizerDtype = Field("float32", description="Of Adam's second moment.")
 
 
 class RecomputeConfig(Section):
@@ -58,6 +69,10 @@ class TrainedRoleConfig(Section):
     shuffle: bool = Field(False, description="Shuffle samples before cutting mini-batches.")
     loss_agg_mode: LossAggMode = Field("token-mean", description="How token losses are averaged, over global counts.")
     load_path: str | None = Field(None, description="Hugging Face folder of this role's weights; null = model.path.")
+    grad_offload: bool = Field(False, description="Free the gradient buffers outside of this role's update.")
+    optimizer_offload: bool = Field(
+        False, description="Keep moments and master weights in host memory outside of this role's update."
+    )
 
 
 class ActorConfig(TrainedRoleConfig):
@@ -82,6 +97,7 @@ class CriticConfig(TrainedRoleConfig):
     cliprange_value: NonNegativeFloat = Field(0.5, description="Clip of the value change; 0 = off.")
     value_loss_coef: PositiveFloat = Field(0.5, description="Factor of the squared error.")
     warmup_steps: NonNegativeInt = Field(0, description="Steps in which only the critic is trained.")
+    param_offload: bool = Field(False, description="Keep the critic's weights in host memory while it is not in use.")
 
 
 class ReferenceConfig(Section):
@@ -89,6 +105,7 @@ class ReferenceConfig(Section):
 
     parallel: ParallelConfig | None = Field(None, description="Its layout; null = the actor's.")
     load_path: str | None = Field(None, description="Hugging Face folder; null = the actor's first weights.")
+    param_offload: bool = Field(False, description="Keep its weights in host memory while it does not score.")
 
 
 class TrainerConfig(Section):

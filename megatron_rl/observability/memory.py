@@ -37,7 +37,7 @@ class Gauge(Protocol):
         """Forget earlier peaks."""
 
     def read(self) -> dict[str, float]:
-        """Kind -> GiB since the last restart."""
+        """Kind -> GiB: peaks since the last restart, and what is held now (``..._end``)."""
 
 
 class HostGauge:
@@ -48,9 +48,9 @@ class HostGauge:
         _CLEAR_REFS.write_text(_FORGET_PEAK)
 
     def read(self) -> dict[str, float]:
-        """Peak resident set."""
+        """Resident set, peak and now."""
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-        return {"cpu": int(lines["VmHWM"].split()[0]) * 1024 / GIB}
+        return {kind: int(lines[name].split()[0]) * 1024 / GIB for kind, name in (("cpu", "VmHWM"), ("cpu_end", "VmRSS"))}
 
 
 class WholeProcessGauge:
@@ -84,12 +84,14 @@ class CudaGauge:
         self._host.restart()
 
     def read(self) -> dict[str, float]:
-        """Peaks of the allocator; the driver's figure is that of this moment."""
+        """Peaks of the allocator and what it holds now; the driver's figure is that of this moment."""
         free, total = torch.cuda.mem_get_info(self._device)
         found = {
             "allocated": torch.cuda.max_memory_allocated(self._device),
             "reserved": torch.cuda.max_memory_reserved(self._device),
             "device": total - free,
+            "allocated_end": torch.cuda.memory_allocated(self._device),
+            "reserved_end": torch.cuda.memory_reserved(self._device),
         }
         return {kind: size / GIB for kind, size in found.items()} | self._host.read()
 
@@ -131,11 +133,13 @@ class PhaseMemory:
 
 
 def memory_metrics(peaks: Peaks) -> Metrics:
-    """``memory/<phase>_gib`` for the curves, and the step's largest under the field's names, which say gb and mean GiB."""
+    """Peaks and remains of each phase for the curves, and the step's largest under the field's names (gb means GiB)."""
     found: Metrics = {}
     for phase, kinds in peaks.items():
         main = "allocated" if "allocated" in kinds else "cpu"
         found[f"memory/{phase}_gib"] = Metric(kinds[main], "max")
+        if f"{main}_end" in kinds:
+            found[f"memory_after/{phase}_gib"] = Metric(kinds[f"{main}_end"], "max")
         for kind, name in _STEP_METRICS.items():
             if kind in kinds:
                 found[name] = Metric(max(kinds[kind], found[name].value if name in found else 0.0), "max")

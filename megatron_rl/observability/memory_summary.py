@@ -11,7 +11,7 @@ from pathlib import Path
 MEMORY_JSON = "memory_summary.json"
 
 Peaks = dict[str, dict[str, float]]
-"""Phase -> kind -> GiB. Kinds: ``cpu``; on a GPU also ``allocated``, ``reserved``, ``device``."""
+"""Phase -> kind -> GiB. Kinds: ``cpu``; on a GPU also ``allocated``, ``reserved``, ``device``; ``..._end``: when it ended."""
 
 
 @dataclass(frozen=True, slots=True)

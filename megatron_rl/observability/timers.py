@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -31,14 +31,6 @@ class PhaseWatch(Protocol):
         """Just after it, the device being idle."""
 
 
-class _Unwatched:
-    def begin(self, phase: str) -> None:
-        """Nobody is interested."""
-
-    def end(self, phase: str) -> None:
-        """Nobody is interested."""
-
-
 class Timers:
     """Adds up seconds by phase: ``with timers("gen"): ...`` inside ``with timers.step(): ...``.
 
@@ -49,10 +41,10 @@ class Timers:
         self,
         synchronize: Callable[[], None] = _nothing,
         clock: Callable[[], float] = time.perf_counter,
-        watch: PhaseWatch | None = None,
+        watches: Sequence[PhaseWatch] = (),
     ) -> None:
         """``synchronize`` runs before each reading of ``clock`` (seconds)."""
-        self._watch: PhaseWatch = _Unwatched() if watch is None else watch
+        self._watches = watches
         self._synchronize = synchronize
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -66,17 +58,24 @@ class Timers:
         """Time one phase; repeated phases add up. Syncs: the device, on entry and exit."""
         assert self._phase is None, f"phase {phase} inside phase {self._phase} would be counted twice"
         self._phase = phase
-        self._watch.begin(phase)
+        for watch in self._watches:
+            watch.begin(phase)
         start = self._now()
         try:
             yield
         finally:
             seconds = self._now() - start
-            self._watch.end(phase)
+            for watch in reversed(self._watches):
+                watch.end(phase)
             self._phase = None
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
             if self._in_step:
                 self._in_step_s += seconds
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is being timed."""
+        return self._in_step
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ from megatron_rl.algorithms.masked_stats import masked_mean
 from megatron_rl.algorithms.reward_shaping import token_rewards
 from megatron_rl.config.algorithm import AlgorithmConfig
 from megatron_rl.config.rollout import RolloutCorrectionConfig
-from megatron_rl.observability.timers import Timers
 from megatron_rl.training.roles import Actor, Critic, Reference
 from megatron_rl.training.scoring import ScoredRollouts
+from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.types.batches import Experience, RolloutBatch
 from megatron_rl.types.masks import response_mask
 from megatron_rl.types.metrics import Metric, Metrics
@@ -35,7 +35,7 @@ class ExperienceBuilder:
         actor: Actor,
         reference: Reference,
         critic: Critic,
-        timers: Timers,
+        phases: StepPhases,
     ) -> None:
         """Hold the roles; nothing is computed yet."""
         self._algorithm = algorithm
@@ -44,17 +44,17 @@ class ExperienceBuilder:
         self._actor = actor
         self._reference = reference
         self._critic = critic
-        self._timers = timers
+        self._phases = phases
 
     def build(self, rollouts: RolloutBatch, scored: ScoredRollouts) -> tuple[Experience, Metrics]:
         """Value and judge one scored rollout batch; enters the collectives of every role."""
-        with self._timers("old_log_prob"):
+        with self._phases("old_log_prob"):
             old_logprobs_BS, entropy_BS = self._actor.score(rollouts)
-        with self._timers("ref"):
+        with self._phases("ref"):
             ref_logprobs_BS = self._reference.logprobs(rollouts, old_logprobs_BS)
-        with self._timers("values"):
+        with self._phases("values"):
             values_BS = self._critic.values(rollouts)
-        with self._timers("adv"):
+        with self._phases("adv"):
             return self._judge(rollouts, scored, old_logprobs_BS, entropy_BS, ref_logprobs_BS, values_BS)
 
     def _judge(

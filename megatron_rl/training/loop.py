@@ -10,11 +10,11 @@ from megatron_rl.data.stream import PromptStream
 from megatron_rl.observability.health import HealthMonitor
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.samples import SampleLog
-from megatron_rl.observability.timers import Timers
 from megatron_rl.training.callbacks import TrainerCallback
 from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
 from megatron_rl.training.ppo_trainer import PpoTrainer, StepResult
 from megatron_rl.training.run_state import RunState
+from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
 from megatron_rl.types.metrics import Metric, Metrics, merge
@@ -33,7 +33,7 @@ class LoopParts:
     health: HealthMonitor
     throughput: ThroughputMeter
     callbacks: Sequence[TrainerCallback]
-    timers: Timers
+    phases: StepPhases
     interrupt: InterruptFlag
 
 
@@ -55,10 +55,7 @@ class TrainingLoop:
 
     def _run(self) -> int:
         parts = self._parts
-        start = parts.state.resume()
-        parts.trainer.weight_sync.push(version=start)
-        if start == 0 and self._config.val_before_train and parts.validator is not None:
-            self._before_training = self._validate(0)
+        start = self._prepare()
         for callback in parts.callbacks:
             callback.on_train_begin(start, self._total_steps)
         with parts.logger.progress(start, self._total_steps):
@@ -66,6 +63,19 @@ class TrainingLoop:
         for callback in parts.callbacks:
             callback.on_train_end(step)
         return EXIT_CODE_REQUEUE if interrupted else 0
+
+    def _prepare(self) -> int:
+        """Load, fill the engine, validate; returns the step to go on from. None of it counts as a step's time."""
+        parts = self._parts
+        with parts.phases("resume"):
+            start = parts.state.resume()
+        with parts.phases("update_weights"):
+            parts.trainer.weight_sync.push(version=start)
+        if start == 0 and self._config.val_before_train and parts.validator is not None:
+            with parts.phases("testing"):
+                self._before_training = self._validate(0)
+        parts.phases.flush()
+        return start
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Take steps; returns the last one taken and whether a signal ended the loop."""
@@ -79,19 +89,19 @@ class TrainingLoop:
 
     def _one_step(self, step: int) -> bool:
         parts, last = self._parts, step == self._total_steps
-        with parts.timers.step():
+        with parts.phases.step(step):
             result = parts.trainer.step(step, parts.stream.next_batch())
             self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
             # Whatever save_freq says: the exit code of an interrupted run promises that it can go on.
             if self._saves(step, last) or (interrupted and not last):
-                with parts.timers("save_checkpoint"):
+                with parts.phases("save_checkpoint"):
                     parts.state.save(step)
-        metrics = merge([result.metrics, parts.timers.flush()])
+        metrics = merge([result.metrics, parts.phases.flush()])
         if self._tests(step, last):
-            with parts.timers("testing"):
+            with parts.phases("testing"):
                 metrics = {**metrics, **self._validate(step)}
-            metrics = {**metrics, **parts.timers.flush()}
+            metrics = {**metrics, **parts.phases.flush()}
         self._report(step, result, metrics)
         return interrupted and not last
 
@@ -99,7 +109,7 @@ class TrainingLoop:
         """Stop where ranks that must hold equal weights have drifted apart."""
         every = self._config.replica_check_freq
         if every > 0 and step % every == 0:
-            with self._parts.timers("check_replicas"):
+            with self._parts.phases("check_replicas"):
                 for role in self._parts.state.roles.values():
                     role.check_replicas()
 

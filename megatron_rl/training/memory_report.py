@@ -22,6 +22,10 @@ class MemoryReport(TrainerCallback):
         self._job = job
         self._memory = memory
 
+    def on_train_begin(self, start_step: int, total_steps: int) -> None:
+        """What came before the first step is in the summary only."""
+        self._memory.flush()
+
     def on_step_end(self, step: int, result: StepResult) -> Metrics:
         """The fullest rank's peaks. Collectives: one all-reduce over all ranks, which run the same phases."""
         return memory_metrics(self._fullest(self._memory.flush()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 from megatron_rl.algorithms.kl import build_kl_controller
@@ -14,7 +15,8 @@ from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.observability.curves import plot_learning_curve
 from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
 from megatron_rl.observability.logger import MetricLogger
-from megatron_rl.observability.memory import PhaseMemory, gauge_of
+from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
+from megatron_rl.observability.profiler import PhaseRanges, StepProfiler
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.rewards.sandbox import RewardPool
@@ -27,8 +29,11 @@ from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import METRICS_FILE, Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.memory_phases import MemoryPhases, frozen_holdings, trained_holdings
+from megatron_rl.training.memory_plan import planned_memory, with_engine_sleep
 from megatron_rl.training.memory_report import MemoryReport
 from megatron_rl.training.model_loading import build_actor, build_critic, build_reference
+from megatron_rl.training.out_of_memory import MemoryAdvisor
 from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.roles import (
     Actor,
@@ -42,6 +47,7 @@ from megatron_rl.training.roles import (
 )
 from megatron_rl.training.rollout_assembly import (
     RolloutSide,
+    actor_layout,
     build_rollout_side,
     build_weight_sync,
     plan_weight_sync,
@@ -49,19 +55,22 @@ from megatron_rl.training.rollout_assembly import (
 )
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
+from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
 
 
 def train(job: Job) -> int:
     """Run PPO, GRPO or a relative as configured; returns the exit code. Collectives: all ranks."""
+    job = replace(job, config=with_engine_sleep(job.config, job.world_size, card_gib(job.platform.device)))
     config = job.config
     tokenizer = tokenizer_of(config.model)
     stream = _stream(job, tokenizer)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with RewardPool(config.reward, _reward_workers(job)) as pool, closing(open_logger(job)) as logger:
         scorer = RewardScorer(pool, tokenizer, job.host_group)
-        parts = _build(job, tokenizer, stream, total_steps, scorer, logger)
+        with _advisor(job).explained("build"):
+            parts = _build(job, tokenizer, stream, total_steps, scorer, logger)
         code = TrainingLoop(parts, config.trainer, total_steps).run()
     if code == 0 and config.trainer.save_hf_at_end:
         export_actor(job, parts.state.roles["actor"], job.run_dir / HF_FOLDER)
@@ -110,18 +119,21 @@ def _build(
 ) -> LoopParts:
     config = job.config
     cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
-    roles = _roles(job, total_steps)
+    memory = MemoryPhases()
+    roles = _roles(job, total_steps, memory)
     actor = Actor(roles["actor"], config.actor, cut(config.actor))
     critic: Critic = NullCritic()
     if "critic" in roles:
         critic = ValueModel(roles["critic"], config.critic, cut(config.critic))
     reference: Reference = NullReference()
     if config.uses_reference:
-        reference = FrozenReference(build_reference(job))
+        reference = FrozenReference(_reference(job, memory))
     plan = plan_weight_sync(job, roles["actor"])
     rollout = build_rollout_side(job, tokenizer, weights_to_share(job, roles["actor"], plan))
-    memory = PhaseMemory(gauge_of(job.platform.device))
-    timers = Timers(device_synchronizer(job.platform.device), watch=memory)
+    if config.rollout.free_cache_engine:
+        memory.adopt_engine(rollout.engine)
+    peaks = PhaseMemory(gauge_of(job.platform.device))
+    phases = _step_phases(job, memory, peaks)
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
     trainer = PpoTrainer(
         generator=rollout.generator,
@@ -135,13 +147,13 @@ def _build(
             actor=actor,
             reference=reference,
             critic=critic,
-            timers=timers,
+            phases=phases,
         ),
         actor=actor,
         critic=critic,
         critic_warmup_steps=config.critic.warmup_steps if config.uses_critic else 0,
         seed=config.trainer.seed,
-        timers=timers,
+        phases=phases,
     )
     return LoopParts(
         trainer=trainer,
@@ -158,10 +170,26 @@ def _build(
         samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
         health=_health_monitor(job),
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
-        callbacks=[MemoryReport(job, memory), *load_callbacks(config.trainer.callbacks)],
-        timers=timers,
+        callbacks=[MemoryReport(job, peaks), *load_callbacks(config.trainer.callbacks)],
+        phases=phases,
         interrupt=InterruptFlag(job.host_group),
     )
+
+
+def _step_phases(job: Job, memory: MemoryPhases, peaks: PhaseMemory) -> StepPhases:
+    device = job.platform.device
+    return StepPhases(
+        Timers(device_synchronizer(device), watches=[peaks, PhaseRanges(device)]),
+        memory,
+        _advisor(job),
+        StepProfiler(job.config.profiler, job.rank, device, job.run_dir),
+    )
+
+
+def _advisor(job: Job) -> MemoryAdvisor:
+    device = job.platform.device
+    plan = planned_memory(job.config, job.world_size, card_gib(device))
+    return MemoryAdvisor(job.config, job.rank, plan, gauge_of(device))
 
 
 def _health_monitor(job: Job) -> HealthMonitor:
@@ -173,16 +201,25 @@ def _health_monitor(job: Job) -> HealthMonitor:
     return HealthMonitor(rules=(*RULES, mismatch_rule(limit)))
 
 
-def _roles(job: Job, total_steps: int) -> dict[str, MegatronRole]:
-    """The trained roles, which are also what a checkpoint holds."""
+def _roles(job: Job, total_steps: int, memory: MemoryPhases) -> dict[str, MegatronRole]:
+    """The trained roles, which are also what a checkpoint holds; ``memory`` may move what is configured to move."""
     config = job.config
     per_rollout = {role.role: role.optimizer_steps for role in batch_arithmetic(config, job.world_size).roles}
     warmup = config.critic.warmup_steps if config.uses_critic else 0
     actor_steps = max(1, total_steps - warmup) * per_rollout["actor"]
-    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature)}
+    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature, layout=actor_layout(job))}
+    memory.adopt(trained_holdings("actor", roles["actor"], config.actor))
     if config.uses_critic:
         roles["critic"] = build_critic(job, total_steps * per_rollout["critic"])
+        memory.adopt(trained_holdings("critic", roles["critic"], config.critic, parameters=config.critic.param_offload))
     return roles
+
+
+def _reference(job: Job, memory: MemoryPhases) -> MegatronRole:
+    role = build_reference(job)
+    if job.config.ref.param_offload:
+        memory.adopt(frozen_holdings("ref", role))
+    return role
 
 
 def _validator(job: Job, tokenizer: Tokenizer, rollout: RolloutSide, scorer: RewardScorer) -> Validator | None:

@@ -15,6 +15,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 
+from megatron_rl.training.master_weights import prime_fused_adam, whole_master_weights
 from megatron_rl.training.megatron_role import MegatronRole
 
 
@@ -46,7 +47,7 @@ def load_role(role: MegatronRole, folder: Path, *, with_optimizer: bool) -> None
         role.weights_changed()
         return
     assert role.optimizer is not None
-    with _loads_without_step(role.optimizer.megatron):
+    with _loads_without_step(role.optimizer.megatron), whole_master_weights(role.optimizer.megatron):
         role.optimizer.megatron.load_state_dict(state["optimizer"])
     _separate_steps(role.optimizer.megatron)
     role.optimizer.load_state_dict(state["schedule"])
@@ -71,9 +72,11 @@ def _state(role: MegatronRole, *, loading: bool, with_optimizer: bool = True) ->
         state = dict(model)
         if role.optimizer is not None and with_optimizer:
             _prime(role.optimizer.megatron)
-            state["optimizer"] = role.optimizer.megatron.sharded_state_dict(
-                model["model"] if "model" in model else model, is_loading=loading, metadata=metadata
-            )
+            prime_fused_adam(role.optimizer.megatron)
+            with whole_master_weights(role.optimizer.megatron):
+                state["optimizer"] = role.optimizer.megatron.sharded_state_dict(
+                    model["model"] if "model" in model else model, is_loading=loading, metadata=metadata
+                )
             state["schedule"] = role.optimizer.state_dict()
     return state
 
@@ -93,17 +96,18 @@ def _results_stay_in_process() -> Iterator[None]:
         filesystem_async._results_queue = previous
 
 
-def _leaves(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
+def leaf_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
+    """The optimizers of a chain that hold parameters themselves."""
     if isinstance(optimizer, ChainedOptimizer):
         for inner in optimizer.chained_optimizers:
-            yield from _leaves(inner)
+            yield from leaf_optimizers(inner)
     else:
         yield optimizer
 
 
 def _torch_adams(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer]:
     """Inner optimizers that are torch's own Adam (fused ones keep no step per parameter)."""
-    for leaf in _leaves(optimizer):
+    for leaf in leaf_optimizers(optimizer):
         if isinstance(leaf.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             yield leaf.optimizer
 
@@ -124,7 +128,7 @@ def _prime(optimizer: MegatronOptimizer) -> None:
 @contextmanager
 def _loads_without_step(optimizer: MegatronOptimizer) -> Iterator[None]:
     """Let Megatron set a parameter's state although the saved state has no ``step`` (it is saved once per group)."""
-    patched = [leaf for leaf in _leaves(optimizer) if isinstance(leaf, DistributedOptimizer)]
+    patched = [leaf for leaf in leaf_optimizers(optimizer) if isinstance(leaf, DistributedOptimizer)]
     for leaf in patched:
         setter = leaf._set_main_param_and_optimizer_states
         leaf._set_main_param_and_optimizer_states = lambda parameter, tensors, setter=setter: setter(

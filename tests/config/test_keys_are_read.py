@@ -10,7 +10,7 @@ import pytest
 from megatron_rl.config.schema import all_keys
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = ("algorithm", "base", "cluster", "data", "model", "parallel", "rollout", "run", "tools", "training")
+SCHEMA = ("algorithm", "base", "cluster", "data", "model", "parallel", "profiler", "rollout", "run", "tools", "training")
 RESERVED = {
     "algorithm.name": "for logs and tables of people who read the resolved configuration",
     "model.rope_scaling.rope_type": "one rule so far",

@@ -26,7 +26,7 @@ class ScriptedGauge:
 
 def test_phase_memory_keeps_the_larger_peak_of_a_repeated_phase() -> None:
     memory = PhaseMemory(ScriptedGauge({"cpu": 2.0}, {"cpu": 5.0}, {"cpu": 3.0}))
-    timers = Timers(watch=memory)
+    timers = Timers(watches=[memory])
     for phase in ("gen", "ref", "gen"):
         with timers(phase):
             pass

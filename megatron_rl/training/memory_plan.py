@@ -1,0 +1,43 @@
+"""What the estimator expects of the memory of a run's fullest rank, for decisions at start and for explaining failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_rl.config.run import RunConfig
+from megatron_rl.estimator.memory_part import Phase, PhaseMemory
+from megatron_rl.estimator.rank_memory import rank_memory
+
+GIB = 2**30
+ESTIMATOR_PHASES: Mapping[str, Phase] = {
+    "gen": "rollout",
+    "testing": "rollout",
+    "update_weights": "switch-over",
+    "old_log_prob": "scoring",
+    "ref": "scoring",
+    "values": "scoring",
+    "update_critic": "update critic",
+    "update_actor": "update actor",
+}
+"""Phase of the step -> phase of the estimate."""
+
+
+def planned_memory(config: RunConfig, world_size: int, card_gib: float | None) -> dict[Phase, PhaseMemory]:
+    """Estimate by phase. ``card_gib``: memory of one card, which gives the cache its size; None = on CPU."""
+    launcher = config.launcher.model_copy(update={"gpu_memory_gib": card_gib})
+    sized = config.model_copy(update={"launcher": launcher})
+    return {phase.phase: phase for phase in rank_memory(sized, world_size, on_gpu=card_gib is not None)}
+
+
+def with_engine_sleep(config: RunConfig, world_size: int, card_gib: float | None) -> RunConfig:
+    """The configuration with ``rollout.free_cache_engine`` decided: null is true where a phase would not fit the card."""
+    if config.rollout.free_cache_engine is not None:
+        return config
+    awake = _with_sleep(config, False)
+    phases = planned_memory(awake, world_size, card_gib).values()
+    overflows = card_gib is not None and any(phase.total_bytes > card_gib * GIB for phase in phases)
+    return _with_sleep(config, True) if overflows else awake
+
+
+def _with_sleep(config: RunConfig, sleeps: bool) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"free_cache_engine": sleeps})})

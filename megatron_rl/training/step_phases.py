@@ -1,0 +1,50 @@
+"""A phase of the step: memory is made ready, the phase is timed and named, and running out of memory is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from megatron_rl.observability.profiler import StepProfiler
+from megatron_rl.observability.timers import Timers
+from megatron_rl.training.memory_phases import MemoryPhases
+from megatron_rl.training.out_of_memory import MemoryAdvisor
+from megatron_rl.types.metrics import Metrics
+
+SWITCH = "switch"
+"""Phase in whose time the moves between two phases of a step count."""
+
+
+class StepPhases:
+    """``with phases("gen"): ...`` inside ``with phases.step(7): ...``; phases do not nest."""
+
+    def __init__(self, timers: Timers, memory: MemoryPhases, advisor: MemoryAdvisor, profiler: StepProfiler) -> None:
+        """Join what takes part in every phase."""
+        self._timers = timers
+        self.memory = memory
+        self._advisor = advisor
+        self._profiler = profiler
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Run one phase. Syncs: the device, on entry and exit.
+
+        Raises OutOfMemoryInPhaseError where an allocation fails.
+        """
+        with self._advisor.explained(phase):
+            if self._timers.in_step and self.memory.moves(phase):
+                with self._timers(SWITCH):
+                    self.memory.enter(phase)
+            with self._timers(phase):
+                self.memory.enter(phase)
+                yield
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Time the whole step, and profile it if it is among the chosen."""
+        with self._profiler.step(step), self._timers.step():
+            yield
+
+    def flush(self) -> Metrics:
+        """Seconds since the last flush, see ``Timers.flush``."""
+        return self._timers.flush()
