@@ -32,6 +32,11 @@ def _nothing() -> None:
     """Leave everything as it is."""
 
 
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
 class OutOfTimeError(BaseException):
     """The run has used up its time. No Exception: it passes through handlers that make a note of a failure and go on."""
 

@@ -19,6 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch  # noqa: E402
 
+from benchmarks.ceilings import measure_ceilings  # noqa: E402
 from benchmarks.harness import Bench, OutOfTimeError, stopped_after, table, write_json  # noqa: E402
 from benchmarks.head_cases import HeadInputs, HeadSize, bench_head, best, recompute_loss, sweep_head, token_loss_step  # noqa: E402
 from benchmarks.kernel_checks import Check, run_checks  # noqa: E402
@@ -62,7 +63,7 @@ def _measure(bench: Bench, sweep: bool) -> None:
     if bench.device.type == "cpu":
         _measure_toys(bench)
         return
-    _measure_ceilings(bench)
+    measure_ceilings(bench)
     sections: list[Callable[[], None]] = [
         *(lambda size=size: bench_head(bench, size) for size in HEADS),  # type: ignore[misc]
         lambda: bench_repack(bench, 28, 12, 2, 128, 1536),
@@ -88,18 +89,6 @@ def _measure_toys(bench: Bench) -> None:
     bench_layer(bench, LayerSize(3, 16, 24, 2, 8))
     bench_rl(bench, 2, 40)
     bench_moves(bench, 2, 8, 4)
-
-
-def _measure_ceilings(bench: Bench) -> None:
-    a, b = (torch.randn(8192, 8192, device=bench.device).bfloat16() for _ in range(2))
-    row = bench.measure("ceiling", "bf16 product 8192^3", lambda: a @ b, repeats=20)
-    assert row.ms is not None, row.note
-    bench.ceilings["matmul"] = 2.0 * 8192**3 / (row.ms * 1e-3)
-    source = torch.randn(2**30, device=bench.device)
-    target = torch.empty_like(source)
-    row = bench.measure("ceiling", "copy of 4 GiB", lambda: target.copy_(source), repeats=10)
-    assert row.ms is not None, row.note
-    bench.ceilings["copy"] = 2.0 * source.nbytes / (row.ms * 1e-3)
 
 
 def _profile(bench: Bench, size: HeadSize) -> None:

@@ -1,0 +1,209 @@
+"""What a benchmarked step amounts to: one JSON object and one Markdown section a variant, and a record for the estimator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.step_figures import Ceilings, PhaseFigures, Spread, other_share, phase_figures
+from benchmarks.step_run import BareRollout, Measured
+from megatron_rl import __version__
+from megatron_rl.estimator.measurements import Measurement, append_measurement
+from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
+
+PROFILE_TABLE = "*top_operators*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Figures of one variant; everything a reader needs to repeat and judge it."""
+
+    name: str
+    command: str
+    commit: str
+    date: str
+    device: str
+    num_devices: int
+    versions: Mapping[str, str]
+    overrides: tuple[str, ...]
+    samples: int
+    prompt_tokens: int
+    response_law: str
+    num_steps: int
+    tokens_per_step: float
+    """Prompt and response, mean."""
+    step_s: Spread
+    other_share: Spread
+    """Of the step that neither generates nor scores nor trains."""
+    phases: tuple[PhaseFigures, ...]
+    device_peak_gib: float | None
+    """Most that the driver counted for the fullest card; None on a CPU."""
+    ceilings: Ceilings
+    bare: BareRollout | None
+    rollout_vs_bare: float | None
+    """Generated tokens a second of the rollout phase over those of vLLM alone on the same requests; None if not measured."""
+    profile: str | None = field(default=None)
+    """Table of the operators that took longest in one step more."""
+
+    @classmethod
+    def of(cls, measured: Measured, ceilings: Ceilings, bare: BareRollout | None, command: str) -> StepReport:
+        """Evaluate what a variant left."""
+        memory = MeasuredMemory.of_ranks(measured.memory.ranks.values())
+        documents = [document for record in measured.records for document in measured.documents[int(record["step"] or 0)]]
+        phases = phase_figures(
+            measured.config,
+            measured.records,
+            measured.documents,
+            num_ranks=measured.num_ranks,
+            ceilings=ceilings,
+            peaks_gib=memory.allocated_gib,
+        )
+        return cls(
+            name=measured.variant.name,
+            command=command,
+            commit=_commit(),
+            date=date.today().isoformat(),
+            device=measured.device,
+            num_devices=measured.num_ranks,
+            versions={name: found for name in ("torch", "vllm", "megatron-core") if (found := _version(name))},
+            overrides=(*measured.variant.overrides, *measured.variant.compared),
+            samples=measured.workload.prompts * measured.workload.samples,
+            prompt_tokens=measured.workload.prompt_tokens,
+            response_law=measured.workload.law,
+            num_steps=len(measured.records),
+            tokens_per_step=sum(document.length for document in documents) / len(measured.records),
+            step_s=Spread.of([record["timing_s/step"] or 0.0 for record in measured.records]),
+            other_share=other_share(measured.records),
+            phases=tuple(phases),
+            device_peak_gib=memory.device_gib,
+            ceilings=ceilings,
+            bare=bare,
+            rollout_vs_bare=_against_bare(phases, bare, measured.config.rollout.data_parallel_size or 1),
+            profile=_profile_table(measured.run_dir) if measured.variant.profile else None,
+        )
+
+    def markdown(self) -> str:
+        """One section."""
+        ceilings = self.ceilings
+        lines = [
+            f"## {self.name}",
+            "",
+            f"{self.num_devices} x {self.device}; {self.samples} samples a step, prompts of {self.prompt_tokens} tokens, "
+            f"responses {self.response_law}: {self.tokens_per_step:,.0f} tokens a step. Median (lowest - highest) of "
+            f"{self.num_steps} steps: {_spread(self.step_s)} s, of which {_percent(self.other_share)} neither generates nor "
+            f"scores nor trains. Ceilings of this run: {ceilings.matmul_flops_per_s / 1e12:,.0f} TFLOP/s, "
+            f"{ceilings.copy_bytes_per_s / 1e12:.2f} TB/s copied.",
+            "",
+            "| phase | seconds | of step | tokens/s | MFU | with recompute | read bandwidth | peak GiB |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *(_row(phase) for phase in self.phases),
+        ]
+        if self.device_peak_gib is not None:
+            lines += ["", f"Fullest card, as the driver counts: {self.device_peak_gib:.1f} GiB."]
+        if self.bare is not None and self.rollout_vs_bare is not None:
+            rates = ", ".join(f"{t / s:,.0f}" for t, s in zip(self.bare.tokens, self.bare.seconds, strict=True))
+            lines += ["", f"vLLM alone, same requests: {rates} tokens/s; the rollout reaches {self.rollout_vs_bare:.1%} of it."]
+        settings = f" Settings: `{' '.join(self.overrides)}`." if self.overrides else ""
+        lines += ["", f"Commit {self.commit}, {self.date}. `{self.command}`{settings}"]
+        if self.profile:
+            lines += ["", "```", self.profile.rstrip(), "```"]
+        return "\n".join(lines) + "\n"
+
+    def store(self, path: Path, measured: Measured) -> None:
+        """Add the measurement to the estimator's file ``path``; says so where the card or shape has no name there."""
+        record = _measurement(measured, self)
+        if record is None:
+            print(f"nothing stored: {self.device} or this shape is not in the estimator's catalogue", flush=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_measurement(path, record)
+
+
+def append_report(out: Path, report: StepReport) -> None:
+    """Add a variant to ``out``.json and rewrite ``out``.md from all of them."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    json_file, markdown_file = out.with_suffix(".json"), out.with_suffix(".md")
+    earlier = json.loads(json_file.read_text()) if json_file.exists() else {"runs": []}
+    earlier["runs"].append(asdict(report))
+    json_file.write_text(json.dumps(earlier, indent=1) + "\n")
+    sections = markdown_file.read_text() if markdown_file.exists() else "# RL step by phase\n"
+    markdown_file.write_text(f"{sections}\n{report.markdown()}")
+
+
+def _measurement(measured: Measured, report: StepReport) -> Measurement | None:
+    gpu, preset = catalogue_name(measured.device, measured.memory.card_gib), preset_of_shape(measured.config.model)
+    if gpu is None or preset is None:
+        return None
+    lengths = [d.length for record in measured.records for d in measured.documents[int(record["step"] or 0)]]
+    record = measurement_of(
+        measured.config,
+        measured.records,
+        name=f"step_{report.name.replace(' ', '_')}_{report.date}",
+        num_ranks=measured.num_ranks,
+        gpu=gpu,
+        preset=preset,
+        software=f"megatron-rl {__version__}",
+        source=f"{report.command}, {report.num_steps} steps",
+        date=report.date,
+        memory=MeasuredMemory.of_ranks(measured.memory.ranks.values()),
+        squared_tokens=sum(length * length for length in lengths) / len(lengths),
+    )
+    rates = {
+        "matmul_flops_per_s": report.ceilings.matmul_flops_per_s,
+        "memory_bytes_per_s": report.ceilings.copy_bytes_per_s,
+    }
+    return record.model_copy(update={"yardsticks": rates})
+
+
+def _against_bare(phases: list[PhaseFigures], bare: BareRollout | None, engines: int) -> float | None:
+    if bare is None:
+        return None
+    ours = next(phase.tokens_per_s for phase in phases if phase.phase == "gen")
+    theirs = Spread.of([tokens / seconds for tokens, seconds in zip(bare.tokens, bare.seconds, strict=True)]).median
+    return None if ours is None else ours / (theirs * engines)
+
+
+def _profile_table(run_dir: Path) -> str | None:
+    return "\n".join(path.read_text() for path in sorted(run_dir.rglob(PROFILE_TABLE))) or None
+
+
+def _row(phase: PhaseFigures) -> str:
+    cells = [
+        phase.phase,
+        _spread(phase.seconds),
+        f"{phase.share_frac:.1%}",
+        "" if phase.tokens_per_s is None else f"{phase.tokens_per_s:,.0f}",
+        *("" if frac is None else f"{frac:.1%}" for frac in (phase.mfu, phase.mfu_with_recompute, phase.read_frac)),
+        "" if phase.peak_gib is None else f"{phase.peak_gib:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.median:.3g} ({spread.low:.3g} - {spread.high:.3g})"
+
+
+def _percent(spread: Spread) -> str:
+    return f"{spread.median:.1%} ({spread.low:.1%} - {spread.high:.1%})"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except ImportError:
+        return None
+
+
+def _commit() -> str:
+    """Of this checkout; ``unknown`` outside of one."""
+    root = Path(__file__).resolve().parents[1]
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,217 @@
+"""Running one variant of the step benchmark: compose, start the product's ranks, read what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bare_rollout import BareJob
+from benchmarks.step_figures import Ceilings, Document, read_documents
+from benchmarks.step_workload import Workload, engine_overrides, write_workload
+from launchers.environment import num_visible_gpus
+from launchers.submit import launch_task
+from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.run import RunConfig
+from megatron_rl.config.run_files import experiment_dir, read_run_config
+from megatron_rl.config.world import ranks_per_node, with_world
+from megatron_rl.data.tokenizer import load_tokenizer
+from megatron_rl.observability.environment import ENVIRONMENT_JSON
+from megatron_rl.observability.memory_summary import MemorySummary, read_memory_summary
+from megatron_rl.observability.sinks import Record, read_metrics
+from megatron_rl.rollout.prompt_distribution import distribute_prompts
+from megatron_rl.weights.hf_config import hf_config
+
+ALGORITHM_OVERRIDES = {
+    # With a KL term there is a reference, whose scoring is a forward pass and nothing else.
+    "grpo": ("actor.use_kl_loss=true",),
+    "ppo": (),
+}
+_PROCESS_LIMIT_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One thing to measure."""
+
+    model: str
+    algorithm: str
+    workload_per_gpu: Workload
+    steps: int
+    warmup_steps: int
+    profile: bool = False
+    compared: tuple[str, ...] = ()
+    """Overrides that tell this variant from others."""
+    overrides: tuple[str, ...] = ()
+    """Overrides of all variants."""
+
+    @property
+    def name(self) -> str:
+        """Readable and unique in one call of the benchmark."""
+        return " ".join([self.model, self.algorithm, *self.compared])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareRollout:
+    """What vLLM alone took for the responses of one engine."""
+
+    seconds: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a variant left."""
+
+    variant: Variant
+    workload: Workload
+    config: RunConfig
+    run_dir: Path
+    num_ranks: int
+    device: str
+    records: Sequence[Record]
+    """Measured steps."""
+    documents: Mapping[int, Sequence[Document]]
+    memory: MemorySummary
+
+
+def run_variant(variant: Variant, folder: Path) -> Measured:
+    """Train.
+
+    Raises ConfigError where the configuration breaks a rule, RuntimeError where a rank failed.
+    """
+    draft, ranks = _draft(variant, folder)
+    workload = replace(variant.workload_per_gpu, prompts=variant.workload_per_gpu.prompts * ranks)
+    last = variant.warmup_steps + variant.steps
+    overrides = [
+        *_fixed_overrides(variant, folder),
+        *write_workload(folder / "workload", draft.model, workload, last + variant.profile),
+        *engine_overrides(draft, workload, draft.rollout.data_parallel_size or 1, _element_bytes(draft)),
+        f"trainer.total_training_steps={last + variant.profile}",
+        f"trainer.log_samples={workload.prompts * workload.samples}",
+        *((f"profiler.steps=[{last + 1}]", "profiler=torch") if variant.profile else ()),
+        *variant.compared,
+        *variant.overrides,
+    ]
+    config = compose_run(overrides)
+    code = launch_task("train", config)
+    run_dir = (experiment_dir(config) / "latest").resolve()
+    if code != 0:
+        raise RuntimeError(f"exit code {code}; logs in {run_dir / 'logs'}")
+    return _read(variant, workload, run_dir)
+
+
+def measure_ceilings_apart() -> Ceilings:
+    """Rates of one device, measured in a process of its own so that nothing of it stays on the device."""
+    found = _last_json([sys.executable, "-m", "benchmarks.ceilings"])
+    return Ceilings(matmul_flops_per_s=found["matmul"], copy_bytes_per_s=found["copy"])
+
+
+def bare_job(measured: Measured, folder: Path) -> BareJob:
+    """The work of the first engine, request by request, and its settings."""
+    config, rollout = measured.config, measured.config.rollout
+    model_folder = folder / "bare_model"
+    model_folder.mkdir(parents=True, exist_ok=True)
+    (model_folder / "config.json").write_text(json.dumps(hf_config(config.model, dtype=config.trainer.dtype)))
+    assert config.model.tokenizer_path is not None and rollout.kv_cache_gib is not None, "set by the benchmark"
+    tokenizer = load_tokenizer(config.model.tokenizer_path)
+    prompts = _prompts(measured.run_dir)
+    batches = []
+    for step in sorted(measured.documents):
+        share = distribute_prompts([d.prompt for d in measured.documents[step][:: rollout.n]], rollout.data_parallel_size or 1)[
+            0
+        ]
+        rows = [prompt * rollout.n + sample for prompt in share for sample in range(rollout.n)]
+        batches.append([(tokenizer.encode(prompts[step][row]), measured.documents[step][row].response) for row in rows])
+    assert rollout.max_model_len is not None, "filled in with the world"
+    return BareJob(
+        model_folder=str(model_folder),
+        dtype=config.trainer.dtype,
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        max_model_len=rollout.max_model_len,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        enable_prefix_caching=rollout.enable_prefix_caching,
+        enforce_eager=rollout.enforce_eager,
+        kv_cache_memory_bytes=int(rollout.kv_cache_gib * 2**30),
+        temperature=rollout.temperature,
+        num_stop_ids=len(tokenizer.eos_token_ids) if not rollout.ignore_eos else 0,
+        stop_below=config.model.vocab_size + 2**20,
+        batches=batches,
+    )
+
+
+def _draft(variant: Variant, folder: Path) -> tuple[RunConfig, int]:
+    """The configuration without its work, its world filled in, and the number of ranks: the work scales with them."""
+    composed = compose_run([*_fixed_overrides(variant, folder), *variant.compared, *variant.overrides])
+    num_gpus = 0 if composed.trainer.device == "cpu" else num_visible_gpus(os.environ)
+    ranks = ranks_per_node(composed, num_gpus) * composed.trainer.nnodes
+    return with_world(composed, ranks, num_gpus), ranks
+
+
+def run_bare(measured: Measured, folder: Path) -> BareRollout:
+    """Generate with vLLM alone what the measured steps of the first engine have generated. Raises RuntimeError."""
+    path = folder / "bare_job.json"
+    bare_job(measured, folder).write(path)
+    found = _last_json([sys.executable, "-m", "benchmarks.bare_rollout", str(path)])
+    return BareRollout(seconds=tuple(found["seconds"]), tokens=tuple(found["tokens"]))
+
+
+def _fixed_overrides(variant: Variant, folder: Path) -> list[str]:
+    return [
+        f"model={variant.model}",
+        f"algorithm={variant.algorithm}",
+        *ALGORITHM_OVERRIDES.get(variant.algorithm, ()),
+        f"trainer.output_dir={folder.absolute()}",
+        f"trainer.experiment_name={variant.model}_{variant.algorithm}",
+        "trainer.resume_mode=disable",
+        "trainer.logger=[]",
+    ]
+
+
+def _read(variant: Variant, workload: Workload, run_dir: Path) -> Measured:
+    environment = json.loads((run_dir / ENVIRONMENT_JSON).read_text())["hardware"]
+    last = variant.warmup_steps + variant.steps
+    records = [record for record in read_metrics(run_dir / "metrics.jsonl") if (record["step"] or 0) <= last]
+    documents = read_documents(run_dir / "samples.jsonl")
+    measured = records[variant.warmup_steps :]
+    first = int(measured[0]["step"] or 0)
+    return Measured(
+        variant=variant,
+        workload=workload,
+        config=read_run_config(run_dir),
+        run_dir=run_dir,
+        num_ranks=int(environment["world_size"]),
+        device=str(environment["device"]),
+        records=measured,
+        # One step before the first measured one, so that vLLM alone has something to warm up with.
+        documents={step: found for step, found in documents.items() if first - 1 <= step <= last},
+        memory=read_memory_summary(run_dir),
+    )
+
+
+def _prompts(run_dir: Path) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for line in (run_dir / "samples.jsonl").read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        found.setdefault(sample["step"], []).append(sample["prompt"])
+    return found
+
+
+def _element_bytes(config: RunConfig) -> int:
+    return 4 if config.trainer.dtype == "float32" else 2
+
+
+def _last_json(command: list[str]) -> dict[str, Any]:
+    """Run a module of this repository; its last line of output is JSON."""
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=_PROCESS_LIMIT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
