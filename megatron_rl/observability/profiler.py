@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -35,6 +35,7 @@ class StepProfiler:
         self._rank = rank
         self._device = device
         self._folder = run_dir / PROFILE_FOLDER
+        self._step: int | None = None
         self._active = config.tool != "none" and rank in config.ranks
         if self._active and config.tool == "nsys" and _UNDER_NSYS not in os.environ:
             logger.warning(
@@ -44,24 +45,35 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Watch the body if ``step`` is among the chosen. Syncs: the device, at both ends of a chosen step."""
+        """Watch the body, or the chosen phases in it, if ``step`` is among the chosen. Syncs: the device, at both ends."""
         if not (self._active and step in self._config.steps):
             yield
-        elif self._config.tool == "nsys":
-            with _nsys_capture(self._device):
+            return
+        self._step = step
+        try:
+            with nullcontext() if self._config.phases else self._watch(f"step_{step:06d}"):
                 yield
-        else:
-            with self._torch_trace(step):
-                yield
+        finally:
+            self._step = None
 
     @contextmanager
-    def _torch_trace(self, step: int) -> Iterator[None]:
+    def phase(self, phase: str) -> Iterator[None]:
+        """Watch the body if ``phase`` is among the chosen, in a chosen step. Syncs: as ``step``."""
+        chosen = self._step is not None and phase in self._config.phases
+        with self._watch(f"step_{self._step:06d}_{phase}") if chosen else nullcontext():
+            yield
+
+    def _watch(self, name: str) -> AbstractContextManager[None]:
+        return _nsys_capture(self._device) if self._config.tool == "nsys" else self._torch_trace(name)
+
+    @contextmanager
+    def _torch_trace(self, name: str) -> Iterator[None]:
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         with profile(activities=activities, with_stack=self._config.with_stack, acc_events=True) as trace:
             yield
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"step_{step:06d}_rank_{self._rank}"
+        name = f"{name}_rank_{self._rank}"
         trace.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
         order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
         table = trace.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)

@@ -35,7 +35,7 @@ class StepPhases:
             if self._timers.in_step and self.memory.moves(phase):
                 with self._timers(SWITCH):
                     self.memory.enter(phase)
-            with self._timers(phase):
+            with self._profiler.phase(phase), self._timers(phase):
                 self.memory.enter(phase)
                 yield
 

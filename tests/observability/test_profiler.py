@@ -20,8 +20,11 @@ def _run(folder: Path, config: ProfilerConfig, rank: int = 0) -> None:
     profiler = StepProfiler(config, rank, CPU, folder)
     timers = Timers(watches=[PhaseRanges(CPU)])
     for step in (1, 2, 3):
-        with profiler.step(step), timers.step(), timers("update_actor"):
-            torch.ones(16, 16) @ torch.ones(16, 16)
+        with profiler.step(step), timers.step():
+            with profiler.phase("gen"), timers("gen"):
+                torch.ones(16).cumsum(0)
+            with profiler.phase("update_actor"), timers("update_actor"):
+                torch.ones(16, 16) @ torch.ones(16, 16)
 
 
 def test_torch_profile_of_chosen_steps_names_phases_and_operators(tmp_path: Path) -> None:
@@ -33,14 +36,22 @@ def test_torch_profile_of_chosen_steps_names_phases_and_operators(tmp_path: Path
     assert "aten::mm" in (tmp_path / "profile" / names[1]).read_text()
 
 
+def test_profile_of_chosen_phases_leaves_the_others_out(tmp_path: Path) -> None:
+    _run(tmp_path, ProfilerConfig(tool="torch", steps=[2], phases=["update_actor"]))
+    tables = sorted((tmp_path / "profile").glob("*.txt"))
+    assert [table.name for table in tables] == ["step_000002_update_actor_rank_0.txt"]
+    assert "aten::mm" in tables[0].read_text() and "aten::cumsum" not in tables[0].read_text()
+
+
 @pytest.mark.parametrize(
     ("config", "rank"),
     [
         (ProfilerConfig(steps=[2]), 0),
         (ProfilerConfig(tool="torch", steps=[2]), 1),
         (ProfilerConfig(tool="torch", steps=[9]), 0),
+        (ProfilerConfig(tool="torch", steps=[2], phases=["ref"]), 0),
     ],
-    ids=["off", "other-rank", "other-step"],
+    ids=["off", "other-rank", "other-step", "other-phase"],
 )
 def test_nothing_is_written_where_nothing_was_asked(config: ProfilerConfig, rank: int, tmp_path: Path) -> None:
     _run(tmp_path, config, rank)
