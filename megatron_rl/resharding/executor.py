@@ -1,24 +1,27 @@
-"""Carries out a reshard plan on one rank: local copies, then rounds of packed messages between ranks.
+"""Carries out a reshard plan on one rank: local copies, reads of other processes' memory, rounds of packed messages.
 
 Built once, run after every update: views of parameters and staging memory are kept and rebuilt only if a parameter's
-storage has moved. Round ``i + 1`` is packed while round ``i`` is on the wire. Aliased parameters need nothing but the
-proof that they still share their storage.
+storage has moved. Aliased parameters need nothing but the proof that they still share their storage.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_rl.ops import prepare_strided_copies
+from megatron_rl.resharding.messages import Messages
 from megatron_rl.resharding.pieces import Piece
-from megatron_rl.resharding.plan import Message, ReshardPlan, Round
-from megatron_rl.resharding.rounds import NUM_SLOTS
+from megatron_rl.resharding.plan import ReshardPlan, Round
+from megatron_rl.resharding.transports import ipc
+from megatron_rl.resharding.transports.selection import Place, TransportName, choose_wire, ipc_pairs
+from megatron_rl.resharding.transports.wire import open_wire
+from megatron_rl.resharding.views import Batch, Copies, destination_view, source_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,42 +40,16 @@ class TransferStats:
     """Staging memory held by the executor."""
 
 
-class Copies:
-    """Pairs of equally shaped views, copied together in as few launches as the device allows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a rank tells the others when the executor is built."""
 
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Prepare ``(source, destination)`` pairs; their storage must stay where it is."""
-        on_gpu = [(s, d) for s, d in pairs if _on_one_gpu(s, d)]
-        rest = [(s, d) for s, d in pairs if not _on_one_gpu(s, d)]
-        self._sources, self._destinations = [s for s, _ in rest], [d for _, d in rest]
-        # One launch, and faster than torch's batched copy also where nothing is strided (benchmarks/reshard.py).
-        self._on_gpu = prepare_strided_copies([s for s, _ in on_gpu], [d for _, d in on_gpu]) if on_gpu else None
-
-    def run(self) -> None:
-        """Copy the current values."""
-        if self._sources:
-            torch._foreach_copy_(self._destinations, self._sources)
-        if self._on_gpu is not None:
-            self._on_gpu.run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A contiguous buffer on the wire, the peer's global rank, and the number of the transfer in its round."""
-
-    buffer: Tensor
-    peer: int
-    tag: int
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalRound:
-    """This rank's part of a round: pack, send and receive, unpack."""
-
-    pack: Copies
-    sends: list[_Endpoint]
-    receives: list[_Endpoint]
-    unpack: Copies
+    plan_hash: str
+    dtypes: frozenset[torch.dtype]
+    """Of the parameters that its pieces touch."""
+    problem: str | None
+    place: Place | None
+    """None where no transfer crosses ranks."""
 
 
 class ReshardExecutor:
@@ -80,10 +57,10 @@ class ReshardExecutor:
 
     ``sources`` and ``destinations``: local name -> contiguous tensor, under the names of the two layouts. All sources
     share one dtype, all destinations another; the smaller of the two is what travels. ``group`` covers all ranks of the
-    plan and decides the device of the wire (NCCL: GPU, gloo: CPU); None only for a plan without transfers.
+    plan; None only for a plan without transfers. ``transport`` says how weights cross between ranks, see ``selection.py``.
     Construction is a collective over ``group``: plan hashes, dtypes and parameters are checked once.
     Raises ValueError, on all ranks alike, where ranks hold different plans, where a parameter is missing or too small,
-    or where the budget is below the plan's staging.
+    where the budget is below the plan's staging, or where the transport asked for does not exist.
     """
 
     def __init__(
@@ -94,6 +71,8 @@ class ReshardExecutor:
         destinations: Mapping[str, Tensor],
         group: dist.ProcessGroup | None,
         budget_bytes: int,
+        *,
+        transport: TransportName = "auto",
     ) -> None:
         self._plan, self._rank, self._group = plan, rank, group
         self._sources, self._destinations = sources, destinations
@@ -103,17 +82,24 @@ class ReshardExecutor:
             raise ValueError(f"the plan stages {staged} bytes on one rank, over the budget of {budget_bytes}")
         if group is None and plan.rounds:
             raise ValueError("the plan moves weights between ranks: a process group is needed")
-        self._uses_nccl = group is not None and dist.get_backend(group) == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if self._uses_nccl else torch.device("cpu")
-        self._dtype = self._agree()
-        self._staging = self._allocate()
         self._on_gpu = any(tensor.is_cuda for tensor in (*sources.values(), *destinations.values()))
-        self._pointers: list[int] = []
+        self._dtype, places = self._agree()
+        self._pairs, self._reasons = self._choose(transport, places)
+        self._messages = self._open_messages(transport, places)
         used = [*plan.pieces_from(rank), *plan.pieces_to(rank)]
         self._moving = [sources[name] for name in sorted({p.source for p in used if p.source in sources})]
         self._moving += [destinations[name] for name in sorted({p.destination for p in used if p.destination in destinations})]
-        self._local = Copies([])
-        self._rounds: list[_LocalRound] = []
+        self._pointers: list[int] = []
+        self._local: Batch = Copies([])
+        self._pulls: Batch = Copies([])
+        self._moved_since_shared = True
+
+    @property
+    def transport_summary(self) -> str:
+        """One line for people: how many pairs of ranks exchange weights in which way, and why; empty where none does."""
+        shared = [f"{len(self._pairs)} through shared GPU memory"] if self._pairs else []
+        sent = [f"{count} by messages ({why})" for why, count in Counter(self._reasons.values()).items()]
+        return f"weight sync, pairs of ranks: {', '.join(shared + sent)}" if shared or sent else ""
 
     @torch.no_grad()
     def run(self) -> TransferStats:
@@ -124,18 +110,16 @@ class ReshardExecutor:
         started = time.perf_counter()
         self._require_aliases()
         self._refresh_views()
+        if self._pairs:
+            self._read_peers()
         self._local.run()
-        on_wire: tuple[_LocalRound, list[dist.Work]] | None = None
-        for current in self._rounds:
-            current.pack.run()
-            works = self._post(current)
-            if on_wire is not None:
-                _finish(*on_wire)
-            on_wire = (current, works)
-        if on_wire is not None:
-            _finish(*on_wire)
+        if self._messages is not None:
+            self._messages.run()
         if self._on_gpu:
             torch.cuda.synchronize()
+        if self._pairs:
+            assert self._group is not None
+            ipc.fence(self._group, False)
         return TransferStats(
             bytes_received=self._cost.received_bytes,
             bytes_sent=self._cost.sent_bytes,
@@ -144,53 +128,81 @@ class ReshardExecutor:
             bound_ratio=self._plan.bound_ratio,
             seconds=time.perf_counter() - started,
             rounds=len(self._plan.rounds),
-            peak_extra_bytes=sum(t.numel() * t.element_size() for t in self._staging.values()),
+            peak_extra_bytes=0 if self._messages is None else self._messages.staging_bytes,
         )
 
-    def _agree(self) -> torch.dtype:
-        """Compare plans and parameters over the group; return the dtype that travels, the smaller of the two sides'."""
-        mine = (self._plan.hash, *self._inspect())
+    def _agree(self) -> tuple[torch.dtype, dict[int, Place]]:
+        """Compare plans and parameters over the group; the dtype that travels (the smaller of the sides') and all places."""
+        mine = self._inspect()
         answers = [mine]
         if self._group is not None:
             answers = [mine] * dist.get_world_size(self._group)
             dist.all_gather_object(answers, mine, group=self._group)
-        hashes = [plan_hash[:12] for plan_hash, _, _ in answers]
+        hashes = [answer.plan_hash[:12] for answer in answers]
         if len(set(hashes)) > 1:
             raise ValueError(f"ranks made different reshard plans: {hashes}")
-        problems = [f"rank {index} of the group: {problem}" for index, (_, _, problem) in enumerate(answers) if problem]
+        problems = [f"rank {index} of the group: {a.problem}" for index, a in enumerate(answers) if a.problem]
         if problems:
             raise ValueError("; ".join(problems))
-        wire = min((d for _, dtypes, _ in answers for d in dtypes), key=lambda dtype: (dtype.itemsize, str(dtype)))
+        wire = min((d for answer in answers for d in answer.dtypes), key=lambda dtype: (dtype.itemsize, str(dtype)))
         if wire.itemsize != self._plan.itemsize:
             raise ValueError(f"the plan counts {self._plan.itemsize} bytes per element, but {wire} travels")
-        return wire
+        ranks = [self._rank] if self._group is None else dist.get_process_group_ranks(self._group)
+        return wire, {rank: a.place for rank, a in zip(ranks, answers, strict=True) if a.place is not None}
 
-    def _inspect(self) -> tuple[set[torch.dtype], str | None]:
-        """Dtypes of the parameters that this rank's pieces touch, and what is wrong with the first bad one."""
+    def _inspect(self) -> _Answer:
+        """What this rank knows: the dtypes its pieces touch, and what is wrong with the first bad one."""
+        problem, dtypes = None, frozenset[torch.dtype]()
         try:
-            self._require_aliases()
-            read = {self._source_view(piece).dtype for piece in self._plan.pieces_from(self._rank)}
-            written = {self._destination_view(piece).dtype for piece in self._plan.pieces_to(self._rank)}
-            read |= {self._sources[alias.source].dtype for alias in self._plan.aliases.get(self._rank, {}).values()}
-        except ValueError as problem:
-            return set(), str(problem)
+            dtypes = self._dtypes()
+        except ValueError as error:
+            problem = str(error)
+        place = None
+        if self._group is not None and self._plan.rounds:
+            device = next((t.device for t in (*self._sources.values(), *self._destinations.values())), torch.device("cpu"))
+            read = {piece.source: self._sources[piece.source] for piece in self._sent_pieces() if piece.source in self._sources}
+            place = ipc.place_of(read, device, self._group)
+        return _Answer(plan_hash=self._plan.hash, dtypes=dtypes, problem=problem, place=place)
+
+    def _dtypes(self) -> frozenset[torch.dtype]:
+        self._require_aliases()
+        read = {source_view(self._sources, piece).dtype for piece in self._plan.pieces_from(self._rank)}
+        written = {destination_view(self._destinations, piece).dtype for piece in self._plan.pieces_to(self._rank)}
+        read |= {self._sources[alias.source].dtype for alias in self._plan.aliases.get(self._rank, {}).values()}
         for side, dtypes in (("sources", read), ("destinations", written)):
             if len(dtypes) > 1:
-                return set(), f"the {side} have several dtypes, {sorted(map(str, dtypes))}; plan them apart"
-        return read | written, None
+                raise ValueError(f"the {side} have several dtypes, {sorted(map(str, dtypes))}; plan them apart")
+        return frozenset(read | written)
 
-    def _allocate(self) -> dict[tuple[str, int], Tensor]:
-        """Staging memory by direction and slot, as large as this rank's fullest round needs."""
-        sizes: dict[tuple[str, int], int] = {}
-        for number, transfers in enumerate(self._plan.rounds):
-            filled = {"send": 0, "receive": 0}
-            for transfer in transfers:
-                filled["send"] += transfer.message.num_elements * (transfer.source_rank == self._rank)
-                filled["receive"] += transfer.message.num_elements * (transfer.destination_rank == self._rank)
-            for way, size in filled.items():
-                key = (way, number % NUM_SLOTS)
-                sizes[key] = max(sizes.get(key, 0), size)
-        return {key: torch.empty(size, dtype=self._dtype, device=self._device) for key, size in sizes.items()}
+    def _choose(
+        self, transport: TransportName, places: Mapping[int, Place]
+    ) -> tuple[frozenset[tuple[int, int]], dict[tuple[int, int], str]]:
+        """Pairs of ranks, of the whole plan, that share memory; and why the others do not."""
+        if not places:
+            return frozenset(), {}
+        pairs = {(t.source_rank, t.destination_rank) for transfers in self._plan.rounds for t in transfers}
+        return ipc_pairs(transport, places, pairs)
+
+    def _open_messages(self, transport: TransportName, places: Mapping[int, Place]) -> Messages | None:
+        left = [self._without_shared(transfers) for transfers in self._plan.rounds]
+        rounds = [transfers for transfers in left if transfers]
+        if not rounds:
+            return None
+        assert self._group is not None
+        return Messages(rounds, self._rank, open_wire(choose_wire(transport, places), self._group), self._dtype)
+
+    def _without_shared(self, transfers: Round) -> Round:
+        return tuple(t for t in transfers if (t.source_rank, t.destination_rank) not in self._pairs)
+
+    def _sent_pieces(self) -> Iterator[Piece]:
+        for transfer in (t for transfers in self._plan.rounds for t in transfers if t.source_rank == self._rank):
+            yield from transfer.message.pieces
+
+    def _shared_sources(self) -> dict[str, Tensor]:
+        """Parameters of this rank that other processes read where they are."""
+        if all(source != self._rank for source, _ in self._pairs):
+            return {}
+        return {piece.source: self._sources[piece.source] for piece in self._sent_pieces()}
 
     def _refresh_views(self) -> None:
         """Rebuild all views where a parameter's storage has moved since the last run (offload, re-allocation)."""
@@ -199,41 +211,42 @@ class ReshardExecutor:
             return
         self._pointers = pointers
         local = self._plan.copies.get(self._rank, ())
-        self._local = Copies([(self._source_view(piece), self._destination_view(piece)) for piece in local])
-        self._rounds = [self._local_round(number, transfers) for number, transfers in enumerate(self._plan.rounds)]
+        self._local = self._pack(local, [destination_view(self._destinations, piece) for piece in local])
+        if self._messages is not None:
+            self._messages.bind(self._sources, self._destinations, self._pack)
+        self._moved_since_shared = True
 
-    def _local_round(self, number: int, transfers: Round) -> _LocalRound:
-        sends, sources, packed = self._endpoints("send", number, transfers)
-        receives, destinations, arrived = self._endpoints("receive", number, transfers)
-        pack, unpack = zip(sources, packed, strict=True), zip(arrived, destinations, strict=True)
-        return _LocalRound(Copies(list(pack)), sends, receives, Copies(list(unpack)))
+    def _pack(self, pieces: Sequence[Piece], targets: Sequence[Tensor]) -> Batch:
+        return Copies([(source_view(self._sources, piece), target) for piece, target in zip(pieces, targets, strict=True)])
 
-    def _endpoints(self, way: str, number: int, transfers: Round) -> tuple[list[_Endpoint], list[Tensor], list[Tensor]]:
-        """Wire buffers of one direction of a round, and the pairs (parameter view, staging view) behind them."""
-        sending = way == "send"
-        endpoints: list[_Endpoint] = []
-        parameters: list[Tensor] = []
-        staged: list[Tensor] = []
-        filled = 0
-        for tag, transfer in enumerate(transfers):
-            if self._rank != (transfer.source_rank if sending else transfer.destination_rank):
-                continue
-            message, peer = transfer.message, transfer.destination_rank if sending else transfer.source_rank
-            views = [self._source_view(p) if sending else self._destination_view(p) for p in message.pieces]
-            if self._goes_unpacked(views):
-                buffer = views[0].view(-1)
-            else:
-                buffer = self._staging[way, number % NUM_SLOTS][filled : filled + message.num_elements]
-                parameters += views
-                staged += _unpacked(buffer, message)
-                filled += message.num_elements
-            endpoints.append(_Endpoint(buffer, peer, tag))
-        return endpoints, parameters, staged
+    def _read_peers(self) -> None:
+        """Copy out of other processes' parameters, once all ranks have theirs ready. A collective over the group."""
+        assert self._group is not None
+        if ipc.fence(self._group, self._moved_since_shared):
+            self._open_peers(self._group)
+            self._moved_since_shared = False
+        self._pulls.run()
 
-    def _goes_unpacked(self, views: list[Tensor]) -> bool:
-        """Whether the parameter itself can be on the wire: the message is one contiguous run of it, in its dtype."""
-        first = views[0]
-        return len(views) == 1 and first.is_contiguous() and first.dtype == self._dtype and first.device == self._device
+    def _open_peers(self, group: dist.ProcessGroup) -> None:
+        """Exchange handles and take views of what this rank reads."""
+        read_by_others = self._shared_sources()
+        mine = ipc.share(read_by_others) if read_by_others else None
+        shared: list[ipc.SharedMemory | None] = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(shared, mine, group=group)
+        by_rank = dict(zip(dist.get_process_group_ranks(group), shared, strict=True))
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for source_rank in sorted(source for source, destination in self._pairs if destination == self._rank):
+            memory = by_rank[source_rank]
+            assert memory is not None, "both sides choose alike"
+            parameters = ipc.open_shared(memory)
+            for piece in self._pieces_between(source_rank):
+                pairs.append((source_view(parameters, piece), destination_view(self._destinations, piece)))
+        self._pulls = Copies(pairs)
+
+    def _pieces_between(self, source_rank: int) -> Iterator[Piece]:
+        for transfer in (t for transfers in self._plan.rounds for t in transfers):
+            if (transfer.source_rank, transfer.destination_rank) == (source_rank, self._rank):
+                yield from transfer.message.pieces
 
     def _require_aliases(self) -> None:
         for name, alias in self._plan.aliases.get(self._rank, {}).items():
@@ -247,54 +260,8 @@ class ReshardExecutor:
                     "moved since the engine was built (offload, re-allocation); set weight_sync.alias=false"
                 )
 
-    def _source_view(self, piece: Piece) -> Tensor:
-        return _view(self._sources, piece.source, piece.shape, piece.source_strides, piece.source_offset)
-
-    def _destination_view(self, piece: Piece) -> Tensor:
-        tensors, name = self._destinations, piece.destination
-        return _view(tensors, name, piece.shape, piece.destination_strides, piece.destination_offset)
-
-    def _post(self, part: _LocalRound) -> list[dist.Work]:
-        if not part.sends and not part.receives:
-            return []
-        if self._uses_nccl:
-            operations = [dist.P2POp(dist.isend, end.buffer, end.peer, self._group) for end in part.sends]
-            operations += [dist.P2POp(dist.irecv, end.buffer, end.peer, self._group) for end in part.receives]
-            return list(dist.batch_isend_irecv(operations))
-        works = [dist.irecv(end.buffer, end.peer, self._group, end.tag) for end in part.receives]
-        works += [dist.isend(end.buffer, end.peer, self._group, end.tag) for end in part.sends]
-        return [work for work in works if work is not None]
-
 
 def aliased_runs(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Destination parameter -> the flat rest of the source parameter that it is to be a view of, from its first element."""
     aliases = plan.aliases.get(rank, {})
     return {name: sources[alias.source].detach().view(-1)[alias.offset :] for name, alias in aliases.items()}
-
-
-def _on_one_gpu(source: Tensor, destination: Tensor) -> bool:
-    return source.is_cuda and source.device == destination.device
-
-
-def _finish(part: _LocalRound, works: list[dist.Work]) -> None:
-    for work in works:
-        work.wait()
-    part.unpack.run()
-
-
-def _unpacked(buffer: Tensor, message: Message) -> list[Tensor]:
-    """The pieces of a packed message as views of its buffer."""
-    pieces = message.pieces
-    runs = torch.split(buffer, [piece.num_elements for piece in pieces])
-    return [run.view(piece.shape) for run, piece in zip(runs, pieces, strict=True)]
-
-
-def _view(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
-    """Strided view of a parameter; raises ValueError naming it where it is absent, strided or too small."""
-    if name not in tensors:
-        raise ValueError(f"the plan needs parameter {name!r}, which this rank does not have")
-    tensor = tensors[name].detach()
-    last = offset + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    if not tensor.is_contiguous() or last >= tensor.numel():
-        raise ValueError(f"parameter {name!r} {tuple(tensor.shape)} is not contiguous or ends before element {last}")
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)

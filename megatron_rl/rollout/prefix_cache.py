@@ -32,4 +32,4 @@ def _forget(pool: BlockPool) -> None:
     pool.cached_block_hashes_by_block.clear()
     for blocks in cached._cache.values():
         for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
-            block.reset_hash()
+            block.reset_hash()  # type: ignore[no-untyped-call]

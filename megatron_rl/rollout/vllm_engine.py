@@ -380,7 +380,7 @@ def probe_engine() -> dict[str, str]:
         "executor takes rank and address from us": (ExecutorWithExternalLauncher, "_distributed_args"),
         "linear weights stay plain on CPU": (layer_functions, "dispatch_cpu_unquantized_gemm"),
         "prefix cache reset": (LLMEngine, "reset_prefix_cache"),
-        "prefix cache's blocks": (BlockHashToBlockMap(), "_cache"),
+        "prefix cache's blocks": (BlockHashToBlockMap(), "_cache"),  # type: ignore[no-untyped-call]
         "sleep": (LLMEngine, "sleep"),
         "wake": (LLMEngine, "wake_up"),
         "model access": (LLMEngine, "apply_model"),

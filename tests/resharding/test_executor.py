@@ -49,8 +49,8 @@ def _expected(fragments, patterns, dtype: torch.dtype) -> dict[str, torch.Tensor
 
 
 def _wire(device: str) -> dist.ProcessGroup | None:
-    """The group a transfer runs over: gloo on CPU, NCCL on one GPU per rank."""
-    if device == "cpu":
+    """The group a transfer runs over: gloo on CPU or where all ranks use GPU 0, NCCL on one GPU per rank."""
+    if device in ("cpu", "cuda:0"):
         return dist.group.WORLD
     torch.cuda.set_device(dist.get_rank())
     return dist.new_group(backend="nccl")
@@ -105,6 +105,46 @@ def test_run_over_nccl_matches_reference(pair: str, budget: int) -> None:
     for equal, received, bound, _ in run_distributed(2, _transfer, pair, budget, dtypes, "cuda", fresh=True):
         assert equal
         assert received == bound
+
+
+def _shared_memory(pair: str, settings: str) -> tuple[bool, bool, str]:
+    """A transfer between processes of one GPU, a parameter that moves, another transfer; all equal, no staging, summary."""
+    torch.cuda.memory._set_allocator_settings(settings)
+    train, rollout = PAIRS[pair]
+    model, rank = tiny_model(), dist.get_rank()
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))(rank)
+    wanted = vllm_rules_layout(model, rollout)(rank)
+    plan = plan_sync(model, train, rollout, itemsize=2)
+    with torch.device("cuda:0"):
+        sources = allocate_buffers(stored, torch.bfloat16, PAD)
+        destinations = allocate_buffers(wanted, torch.bfloat16, PAD)
+    executor = ReshardExecutor(plan, rank, sources, destinations, dist.group.WORLD, 1 << 20)
+    equal = True
+    for scale in (1.0, 2.0, 3.0):
+        patterns = {name: pattern.to("cuda:0") for name, pattern in _patterns(model, scale).items()}
+        scatter_logical(stored, patterns, sources)
+        stats = executor.run()
+        expected = _expected(wanted, {n: p.to(torch.bfloat16).cpu() for n, p in patterns.items()}, torch.bfloat16)
+        equal &= all(torch.equal(destinations[name].cpu(), value) for name, value in expected.items())
+        if rank == 0:
+            for buffer in sources.values():
+                buffer.data = buffer.data.clone()
+    return equal, stats.peak_extra_bytes == 0, executor.transport_summary
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", ["tp2_to_tp1dp2", "pp2_to_tp2"])
+def test_run_reads_the_memory_of_another_process(pair: str) -> None:
+    for equal, unstaged, summary in run_distributed(2, _shared_memory, pair, "expandable_segments:False", fresh=True):
+        assert equal and unstaged
+        assert "through shared GPU memory" in summary
+
+
+@pytest.mark.gpu
+def test_run_sends_messages_where_memory_cannot_be_shared() -> None:
+    for equal, unstaged, summary in run_distributed(2, _shared_memory, "tp2_to_tp1dp2", "expandable_segments:True", fresh=True):
+        assert equal and not unstaged
+        assert "by messages (the weights are in expandable segments" in summary
 
 
 def test_run_invariant_to_budget() -> None:
