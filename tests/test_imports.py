@@ -41,7 +41,11 @@ LAYERS = {
 """Layer of each package; a package imports only from lower layers and from itself."""
 FOUNDATIONS = ("megatron_rl.resharding.spec",)
 """Modules that any layer above ``config`` may import: the language of fragments."""
-PEER_IMPORTS = {("estimator", f"resharding.{module}") for module in ("planner", "megatron_layout", "vllm_rules")}
+PEER_IMPORTS = {
+    *(("estimator", f"resharding.{module}") for module in ("planner", "megatron_layout", "vllm_rules")),
+    # The learning curve of a resumed run joins its attempts as the report does.
+    ("training", "report.run"),
+}
 """(package, module) pairs allowed although both lie in one layer."""
 
 CONFINED = {

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from megatron_rl.observability.sinks import Record, read_metrics
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9730d", "#555555"
 
 
-def plot_learning_curve(metrics_path: Path, png_path: Path, title: str) -> None:
+def plot_learning_curve(records: Sequence[Mapping[str, float | None]], png_path: Path, title: str) -> None:
     """Draw the mean reward, raw and smoothed, and the held-out accuracy of a run.
 
     Args:
-        metrics_path: a ``metrics.jsonl``.
+        records: of its steps, those of the attempts it resumed from included.
         png_path: written; its folder exists.
         title: above the figure.
     """
-    records = read_metrics(metrics_path)
     figure = Figure(figsize=(7.2, 4.0), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -38,7 +36,7 @@ def plot_learning_curve(metrics_path: Path, png_path: Path, title: str) -> None:
     figure.savefig(png_path)
 
 
-def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
+def series(records: Sequence[Mapping[str, float | None]], name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric, where it was recorded.
 
     A validation counts at the step whose weights it tried, ``val/step``: the one before training is in the first record.

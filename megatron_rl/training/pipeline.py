@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from torch import Tensor
 
 from megatron_rl.parallel.groups import RoleGroups
+from megatron_rl.training.send_recv import MeteredP2P
 from megatron_rl.types.batches import PackedTokens
 
 LastStage = Callable[[Tensor, int], tuple[Tensor, dict[str, Tensor]]]
@@ -22,6 +22,11 @@ def _sum_gradients(model: list[torch.nn.Module], num_tokens: Tensor | None, **kw
     """Megatron's gradient finalisation without its division: the loss weights hold the denominator."""
     del num_tokens
     finalize_model_grads(model, None, **kwargs)
+
+
+def _no_sync(chunks: Sequence[torch.nn.Module]) -> Any:
+    """What keeps gradients from being reduced before the last micro-batch, in the form Megatron's schedules take it."""
+    return chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
 
 
 def run_pipeline(
@@ -62,8 +67,9 @@ def run_pipeline(
 
     config = chunks[0].config
     config.finalize_model_grads_func = None if forward_only else _sum_gradients
+    config.no_sync_func = None if forward_only else _no_sync(chunks)
     schedule = get_forward_backward_func(pp_size=layout.pipeline, vp_size=layout.virtual_pipeline if interleaved else None)
-    communicator = P2PCommunicator(pp_group=groups.collection.pp, config=config) if layout.pipeline > 1 else None
+    communicator = MeteredP2P(pp_group=groups.collection.pp, config=config) if layout.pipeline > 1 else None
     with groups.as_megatron_globals():
         kept: list[dict[str, Tensor]] = schedule(
             forward_step_func=forward_step,

@@ -19,9 +19,10 @@ from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
 from megatron_rl.observability.profiler import PhaseRanges, StepProfiler
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.observability.timers import Timers, device_synchronizer
+from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.rollout.agreement import gather
-from megatron_rl.training.callbacks import load_callbacks
+from megatron_rl.training.callbacks import TrainerCallback, load_callbacks
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.experience import ExperienceBuilder
 from megatron_rl.training.export import HF_FOLDER, export_actor
@@ -55,6 +56,7 @@ from megatron_rl.training.rollout_assembly import (
 )
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
+from megatron_rl.training.send_recv_report import SendRecvReport
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
@@ -74,9 +76,9 @@ def train(job: Job) -> int:
         code = TrainingLoop(parts, config.trainer, total_steps).run()
     if code == 0 and config.trainer.save_hf_at_end:
         export_actor(job, parts.state.roles["actor"], job.run_dir / HF_FOLDER)
-    if job.is_main:
+    if job.is_main and (job.run_dir / METRICS_FILE).exists():
         plot_learning_curve(
-            job.run_dir / METRICS_FILE,
+            read_run(config.trainer.experiment_name, job.run_dir).records,
             job.run_dir / "learning_curve.png",
             f"{config.trainer.experiment_name}, {config.algorithm.name}",
         )
@@ -170,10 +172,17 @@ def _build(
         samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
         health=_health_monitor(job),
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
-        callbacks=[MemoryReport(job, peaks), *load_callbacks(config.trainer.callbacks)],
+        callbacks=_callbacks(job, roles, peaks),
         phases=phases,
         interrupt=InterruptFlag(job.host_group),
     )
+
+
+def _callbacks(job: Job, roles: dict[str, MegatronRole], peaks: PhaseMemory) -> list[TrainerCallback]:
+    reports: list[TrainerCallback] = [MemoryReport(job, peaks)]
+    if any(role.groups.layout.pipeline > 1 for role in roles.values()):
+        reports.append(SendRecvReport(job.host_group))
+    return [*reports, *load_callbacks(job.config.trainer.callbacks)]
 
 
 def _step_phases(job: Job, memory: MemoryPhases, peaks: PhaseMemory) -> StepPhases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_rl.observability.curves import plot_learning_curve, series, smooth
-from megatron_rl.observability.sinks import JsonlSink
+from megatron_rl.observability.sinks import JsonlSink, read_metrics
 
 
 def test_smooth_matches_hand_computed():
@@ -27,5 +27,5 @@ def test_learning_curve_is_a_png(tmp_path, num_steps):
     sink.write(0, {"val/accuracy/mean": 0.1} if num_steps else {})
     for step in range(1, num_steps + 1):
         sink.write(step, {"reward/mean": step / num_steps} | ({"val/accuracy/mean": 0.9} if step == num_steps else {}))
-    plot_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "a run")
+    plot_learning_curve(read_metrics(tmp_path / "metrics.jsonl"), tmp_path / "curve.png", "a run")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
