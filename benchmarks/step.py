@@ -101,7 +101,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--mean-response-tokens", type=int, default=1024, help="mean of the geometric law before the cut")
     parser.add_argument("--full-length", action="store_true", help="every response uses up its budget")
     parser.add_argument("--bare", action="store_true", help="compare the rollout with vLLM alone")
-    parser.add_argument("--profile", action="store_true", help="profile one step more")
+    parser.add_argument("--profile", action="store_true", help="one step more, whose update is profiled")
     parser.add_argument("--compare", action="append", help="settings of one variant, separated by spaces; may be repeated")
     parser.add_argument("--store", type=Path, help="measurement file of the estimator to add to")
     parser.add_argument("--out", type=Path, default=Path("outputs/step"))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.step_figures import Ceilings, PhaseFigures, Spread, other_share, phase_figures
+from benchmarks.step_profile import PhaseProfile, read_profiles
 from benchmarks.step_run import BareRollout, Measured
 from megatron_rl import __version__
 from megatron_rl.estimator.measurements import Measurement, append_measurement
+from megatron_rl.observability.profiler import PROFILE_FOLDER
 from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
-
-PROFILE_TABLE = "*top_operators*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class StepReport:
     bare: BareRollout | None
     rollout_vs_bare: float | None
     """Generated tokens a second of the rollout phase over those of vLLM alone on the same requests; None if not measured."""
-    profile: str | None = field(default=None)
-    """Table of the operators that took longest in one step more."""
+    profiles: tuple[PhaseProfile, ...] = ()
+    """Where the time of the actor's update went, in one step more."""
 
     @classmethod
     def of(cls, measured: Measured, ceilings: Ceilings, bare: BareRollout | None, command: str) -> StepReport:
@@ -84,7 +84,7 @@ class StepReport:
             ceilings=ceilings,
             bare=bare,
             rollout_vs_bare=_against_bare(phases, bare, measured.config.rollout.data_parallel_size or 1),
-            profile=_profile_table(measured.run_dir) if measured.variant.profile else None,
+            profiles=tuple(read_profiles(measured.run_dir / PROFILE_FOLDER)),
         )
 
     def markdown(self) -> str:
@@ -110,8 +110,8 @@ class StepReport:
             lines += ["", f"vLLM alone, same requests: {rates} tokens/s; the rollout reaches {self.rollout_vs_bare:.1%} of it."]
         settings = f" Settings: `{' '.join(self.overrides)}`." if self.overrides else ""
         lines += ["", f"Commit {self.commit}, {self.date}. `{self.command}`{settings}"]
-        if self.profile:
-            lines += ["", "```", self.profile.rstrip(), "```"]
+        for profile in self.profiles:
+            lines += ["", profile.markdown()]
         return "\n".join(lines) + "\n"
 
     def store(self, path: Path, measured: Measured) -> None:
@@ -166,10 +166,6 @@ def _against_bare(phases: list[PhaseFigures], bare: BareRollout | None, engines:
     ours = next(phase.tokens_per_s for phase in phases if phase.phase == "gen")
     theirs = Spread.of([tokens / seconds for tokens, seconds in zip(bare.tokens, bare.seconds, strict=True)]).median
     return None if ours is None else ours / (theirs * engines)
-
-
-def _profile_table(run_dir: Path) -> str | None:
-    return "\n".join(path.read_text() for path in sorted(run_dir.rglob(PROFILE_TABLE))) or None
 
 
 def _row(phase: PhaseFigures) -> str:

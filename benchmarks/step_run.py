@@ -94,7 +94,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
         *engine_overrides(draft, workload, draft.rollout.data_parallel_size or 1, _element_bytes(draft)),
         f"trainer.total_training_steps={last + variant.profile}",
         f"trainer.log_samples={workload.prompts * workload.samples}",
-        *((f"profiler.steps=[{last + 1}]", "profiler=torch") if variant.profile else ()),
+        *(("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[update_actor]") if variant.profile else ()),
         *variant.compared,
         *variant.overrides,
     ]
