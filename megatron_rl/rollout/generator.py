@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.rollout.agreement import fingerprint, gather, require_agreement, require_success
 from megatron_rl.rollout.engine import RolloutEngine
-from megatron_rl.rollout.outputs import Completion, PackedCompletions
+from megatron_rl.rollout.outputs import PackedCompletions
 from megatron_rl.rollout.prompt_distribution import distribute_prompts
 from megatron_rl.rollout.response_metrics import imbalance_metrics, response_metrics
 from megatron_rl.rollout.sampling import SamplingSettings, request_seed
@@ -148,42 +148,43 @@ class RolloutGenerator:
         digests = {rank: {"sampled tokens": found.digest.hex()} for rank, found in outputs.items()}
         require_agreement(digests, self._layout.tensor_groups(), "rollout outputs")
 
-    def _in_prompt_order(self, outputs: dict[int, _Outputs], shares: list[list[int]], n: int) -> list[list[Completion]]:
-        by_prompt: dict[int, list[Completion]] = {}
+    def _in_prompt_order(self, outputs: dict[int, _Outputs], shares: list[list[int]], n: int) -> PackedCompletions:
+        parts, rows = [], []
         for ranks, share in zip(self._layout.tensor_groups(), shares, strict=True):
             packed = outputs[ranks[0]].completions
             assert packed is not None
-            flat = packed.unpack()
-            assert len(flat) == len(share) * n, (len(flat), len(share), n)
-            by_prompt.update({index: flat[i * n : (i + 1) * n] for i, index in enumerate(share)})
-        return [by_prompt[index] for index in range(len(by_prompt))]
+            assert len(packed.lengths_C) == len(share) * n, (len(packed.lengths_C), len(share), n)
+            parts.append(packed)
+            rows += [prompt * n + sample for prompt in share for sample in range(n)]
+        return PackedCompletions.joined(parts, np.argsort(rows).tolist())
 
 
 def to_rollout_batch(
-    prompts: PromptBatch, completions: list[list[Completion]], policy_version: int, pad_token_id: int
+    prompts: PromptBatch, completions: PackedCompletions, policy_version: int, pad_token_id: int
 ) -> RolloutBatch:
-    """Lay P prompts with n completions each into right-padded tensors; the samples of a prompt are adjacent rows.
+    """Lay P prompts with n completions each, in the prompts' order, into right-padded tensors: a prompt's are adjacent rows.
 
     Ids are the engine's own. Lengths come from the engine's counts, never from the ids: pad may equal EOS.
     """
-    rows = [(i, p.token_ids, c) for i, (p, cs) in enumerate(zip(prompts.prompts, completions, strict=True)) for c in cs]
-    width = max(len(ids) + len(c.token_ids) for _, ids, c in rows)
-    tokens_BS = torch.full((len(rows), width), pad_token_id, dtype=torch.int64)
-    logprobs_BS = torch.zeros(len(rows), width, dtype=torch.float32)
-    for row, (_, ids, completion) in enumerate(rows):
-        start, stop = len(ids), len(ids) + len(completion.token_ids)
-        tokens_BS[row, :stop] = torch.tensor(ids + completion.token_ids)
-        logprobs_BS[row, start:stop] = torch.tensor(completion.logprobs, dtype=torch.float32)
+    num_prompts, num_samples = len(prompts.prompts), len(completions.lengths_C)
+    n = num_samples // num_prompts
+    assert n * num_prompts == num_samples, (num_prompts, num_samples)
+    prompt_ids = [np.array(prompt.token_ids, dtype=np.int64) for prompt in prompts.prompts]
+    prompt_lengths_B = np.repeat([len(ids) for ids in prompt_ids], n)
+    stops_B = np.cumsum(completions.lengths_C)
+    width = int((prompt_lengths_B + completions.lengths_C).max())
+    tokens_BS = np.full((num_samples, width), pad_token_id, dtype=np.int64)
+    logprobs_BS = np.zeros((num_samples, width), dtype=np.float32)
+    for row, (start, length, stop) in enumerate(zip(prompt_lengths_B, completions.lengths_C, stops_B, strict=True)):
+        tokens_BS[row, :start] = prompt_ids[row // n]
+        tokens_BS[row, start : start + length] = completions.token_ids_T[stop - length : stop]
+        logprobs_BS[row, start : start + length] = completions.logprobs_T[stop - length : stop]
     return RolloutBatch(
-        tokens_BS=tokens_BS,
-        prompt_lengths_B=_int64([len(ids) for _, ids, _ in rows]),
-        response_lengths_B=_int64([len(c.token_ids) for _, _, c in rows]),
-        rollout_logprobs_BS=logprobs_BS,
-        group_ids_B=_int64([index for index, _, _ in rows]),
-        finish_reasons=tuple(c.finish_reason for _, _, c in rows),
+        tokens_BS=torch.from_numpy(tokens_BS),
+        prompt_lengths_B=torch.from_numpy(prompt_lengths_B),
+        response_lengths_B=torch.from_numpy(completions.lengths_C),
+        rollout_logprobs_BS=torch.from_numpy(logprobs_BS),
+        group_ids_B=torch.arange(num_prompts).repeat_interleave(n),
+        finish_reasons=completions.finish_reasons,
         policy_version=policy_version,
     )
-
-
-def _int64(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)

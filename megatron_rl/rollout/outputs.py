@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,24 +45,34 @@ class PackedCompletions:
     @classmethod
     def pack(cls, completions: Sequence[Completion]) -> PackedCompletions:
         """Lay completions end to end."""
+        lengths_C = np.array([len(c.token_ids) for c in completions], dtype=np.int64)
+        total = int(lengths_C.sum())
         return cls(
-            np.array([token for c in completions for token in c.token_ids], dtype=np.int64),
-            np.array([logprob for c in completions for logprob in c.logprobs], dtype=np.float32),
-            np.array([len(c.token_ids) for c in completions], dtype=np.int64),
+            np.fromiter(chain.from_iterable(c.token_ids for c in completions), np.int64, total),
+            np.fromiter(chain.from_iterable(c.logprobs for c in completions), np.float32, total),
+            lengths_C,
             np.array([_REASONS.index(c.finish_reason) for c in completions], dtype=np.int8),
         )
 
-    def unpack(self) -> list[Completion]:
-        """Inverse of :meth:`pack`."""
-        stops = np.cumsum(self.lengths_C)
-        return [
-            Completion(
-                token_ids=tuple(self.token_ids_T[stop - length : stop].tolist()),
-                logprobs=tuple(self.logprobs_T[stop - length : stop].tolist()),
-                finish_reason=_REASONS[reason],
-            )
-            for stop, length, reason in zip(stops.tolist(), self.lengths_C.tolist(), self.reasons_C.tolist(), strict=True)
-        ]
+    @classmethod
+    def joined(cls, parts: Sequence[PackedCompletions], order: Sequence[int]) -> PackedCompletions:
+        """All completions of the parts, counted through; number ``order[i]`` of them becomes number i."""
+        lengths_C = np.concatenate([part.lengths_C for part in parts])
+        stops_C = np.cumsum(lengths_C)
+        taken_T = [np.arange(stops_C[i] - lengths_C[i], stops_C[i]) for i in order]
+        index_T = np.concatenate(taken_T) if taken_T else np.zeros(0, dtype=np.int64)
+        chosen_C = np.asarray(order, dtype=np.int64)
+        return cls(
+            np.concatenate([part.token_ids_T for part in parts])[index_T],
+            np.concatenate([part.logprobs_T for part in parts])[index_T],
+            lengths_C[chosen_C],
+            np.concatenate([part.reasons_C for part in parts])[chosen_C],
+        )
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """Of each completion."""
+        return tuple(_REASONS[reason] for reason in self.reasons_C.tolist())
 
     def digest(self) -> bytes:
         """Hash of ids, lengths and reasons.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.rollout.engine import RolloutEngine
 from megatron_rl.rollout.generator import RolloutGenerator, to_rollout_batch
-from megatron_rl.rollout.outputs import Completion
+from megatron_rl.rollout.outputs import Completion, PackedCompletions
 from megatron_rl.rollout.sampling import SamplingSettings, request_seed
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.masks import response_mask
@@ -161,7 +161,7 @@ _EXACT_FITS = [
 
 
 def test_to_rollout_batch_matches_hand_computed() -> None:
-    batch = to_rollout_batch(_prompts((8, 9), (7,)), [_EXACT_FITS[:2], _EXACT_FITS[2:]], 5, pad_token_id=2)
+    batch = to_rollout_batch(_prompts((8, 9), (7,)), PackedCompletions.pack(_EXACT_FITS), 5, pad_token_id=2)
     assert batch.tokens_BS.tolist() == [
         [8, 9, 4, 2, 2, 2],
         [8, 9, 4, 5, 6, 2],

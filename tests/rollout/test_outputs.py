@@ -13,9 +13,20 @@ _COMPLETIONS = [
 ]
 
 
-def test_pack_roundtrips() -> None:
-    assert PackedCompletions.pack(_COMPLETIONS).unpack() == _COMPLETIONS
-    assert PackedCompletions.pack([]).unpack() == []
+def test_pack_matches_hand_computed() -> None:
+    packed = PackedCompletions.pack(_COMPLETIONS)
+    assert packed.token_ids_T.tolist() == [5, 2, 7, 7, 7]
+    assert packed.logprobs_T.tolist() == [float(np.float32(-0.1)), -2.5, -0.5, -0.25, 0.0]
+    assert packed.lengths_C.tolist() == [2, 0, 3]
+    assert packed.finish_reasons == ("stop", "abort", "length")
+    assert PackedCompletions.pack([]).token_ids_T.size == 0
+
+
+def test_joined_parts_equal_what_was_packed_in_that_order() -> None:
+    parts = [PackedCompletions.pack(_COMPLETIONS[1:]), PackedCompletions.pack([]), PackedCompletions.pack(_COMPLETIONS[:1])]
+    joined, packed = PackedCompletions.joined(parts, [2, 0, 1]), PackedCompletions.pack(_COMPLETIONS)
+    for name in ("token_ids_T", "logprobs_T", "lengths_C", "reasons_C"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(packed, name))
 
 
 def test_digest_depends_on_tokens_lengths_and_reasons_only() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_rl.rollout.generator import to_rollout_batch
-from megatron_rl.rollout.outputs import Completion
+from megatron_rl.rollout.outputs import Completion, PackedCompletions
 from megatron_rl.rollout.response_metrics import imbalance_metrics, response_metrics
 from megatron_rl.types.batches import FinishReason, Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import to_floats
@@ -16,9 +16,9 @@ def _batch(*responses: tuple[int, FinishReason]) -> RolloutBatch:
         prompts=tuple(Prompt(uid=str(i), token_ids=(1,) * (i + 1), text="", row={}) for i in range(len(responses))), epoch=0
     )
     answers = [
-        [Completion(token_ids=(3,) * length, logprobs=(0.0,) * length, finish_reason=reason)] for length, reason in responses
+        Completion(token_ids=(3,) * length, logprobs=(0.0,) * length, finish_reason=reason) for length, reason in responses
     ]
-    return to_rollout_batch(prompts, answers, 0, pad_token_id=0)
+    return to_rollout_batch(prompts, PackedCompletions.pack(answers), 0, pad_token_id=0)
 
 
 def test_response_metrics_matches_hand_computed() -> None:
