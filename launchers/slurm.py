@@ -185,6 +185,7 @@ exit "$code\""""
     return f"""\
 # {EXIT_CODE_REQUEUE} = saved because it was told to stop. Only then back to the queue; a cancelled job is no longer RUNNING.
 if [ "$code" -eq {EXIT_CODE_REQUEUE} ]; then
+  trap '' USR1 TERM # the requeue ends this shell; it must not cut its own client short
   case $(scontrol show job -o "$SLURM_JOB_ID" 2>&1) in
     *" JobState=RUNNING "*) scontrol requeue "$SLURM_JOB_ID" && exit 0 ;;
   esac
@@ -204,7 +205,6 @@ def srun_command(job: JobSpec, nodes: int, python: str = sys.executable) -> list
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--wait=60",
-        "--unbuffered",
         python,
         "-m",
         RANK_MODULE,

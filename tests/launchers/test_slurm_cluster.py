@@ -14,6 +14,16 @@ from tests.slurm_sandbox.cluster import ROOT, Cluster, obstacle, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STEPS = 40
+GRPO_STEPS = 8
+GRPO = (
+    "algorithm=grpo",
+    "data=spell_backward",
+    "data.train_batch_size=8",
+    "rollout.n=4",
+    f"trainer.total_training_steps={GRPO_STEPS}",
+    "trainer.val_before_train=false",
+    "trainer.val_at_end=false",
+)
 
 
 @pytest.fixture(scope="session")
@@ -49,16 +59,16 @@ def settings(assets: Path, name: str, steps: int = STEPS) -> list[str]:
 class Run:
     """A submitted run and the folders it leaves."""
 
-    def __init__(self, cluster: Cluster, cwd: Path, name: str) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, cwd: Path, name: str, task: str = "sft") -> None:
+        self.cluster, self.task = cluster, task
         self.folder = cwd / "out" / "megatron_rl" / name
         self.job = ""
 
     def submit(self, *overrides: str) -> Run:
-        command = ("megatron-rl", "launch", "launcher=slurm", "--task=sft", "launcher.cpus_per_rank=1", *overrides)
+        command = ("megatron-rl", "launch", "launcher=slurm", f"--task={self.task}", "launcher.cpus_per_rank=1", *overrides)
         done = self.cluster.run(*command, cwd=self.folder.parents[2])
         assert done.returncode == 0, done.stderr
-        assert "#SBATCH --signal=B:USR1@300" in done.stdout, "the script is shown before it is submitted"
+        assert "#SBATCH --signal=B:USR1@" in done.stdout, "the script is shown before it is submitted"
         self.job = done.stdout.rpartition("submitted job ")[2].split()[0]
         return self
 
@@ -78,7 +88,7 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         wait_for(
-            lambda: any(step in steps for steps in self.steps()), 120, lambda: f"{self.cluster.fields(self.job)} {self.log}"
+            lambda: any(step in steps for steps in self.steps()), 300, lambda: f"{self.cluster.fields(self.job)} {self.log}"
         )
 
 
@@ -86,17 +96,35 @@ def two_nodes(cluster: Cluster, assets: Path, cwd: Path, name: str, *more: str) 
     return Run(cluster, cwd, name).submit("nodes=2", "gpus_per_node=2", *settings(assets, name), *more)
 
 
-def test_signal_saves_requeues_and_resumes(cluster: Cluster, assets: Path, tmp_path: Path) -> None:
-    """As Slurm does ahead of the time limit: USR1 to the batch shell alone."""
-    run = two_nodes(cluster, assets, tmp_path, "signal")
-    run.wait_for_step(2)
-    cluster.ask("scancel", "--batch", "--signal=USR1", run.job)
-    assert cluster.wait_end(run.job) == "COMPLETED", run.log
+def test_time_limit_saves_requeues_and_resumes(cluster: Cluster, assets: Path, tmp_path: Path) -> None:
+    """Slurm's own clock, which may signal up to a minute early: the first attempt gets at least one step."""
+    endless = ("sft.total_steps=100000", "launcher.time_limit=2", "launcher.signal_lead_s=75")
+    run = two_nodes(cluster, assets, tmp_path, "limit", *endless)
+    wait_for(lambda: len(run.steps()) > 1 and bool(run.steps()[1]), 200, lambda: f"{cluster.fields(run.job)} {run.log}")
+    cluster.ask("scancel", run.job)
+    assert cluster.wait_end(run.job) == "CANCELLED"
     assert cluster.fields(run.job)["Restarts"] == "1"
-    first, second = run.steps()
-    assert first + second == list(range(1, STEPS + 1)), "no step is lost, none is taken twice"
+    steps = [step for attempt in run.steps() for step in attempt]
+    assert steps == list(range(1, len(steps) + 1)), "no step is lost, none is taken twice"
     assert (run.folder / "latest").resolve() == run.attempts[1]
     assert run.log.count("run folder") == 2, "the log is appended to"
+    assert "\x1b" not in run.log, "a log is no terminal"
+    assert "not sent back to the queue" not in run.log.partition("restart 1 of job")[0]
+
+
+def test_preempted_training_saves_and_comes_back(cluster: Cluster, assets: Path, tmp_path: Path) -> None:
+    """A job of a higher partition takes the nodes from a GRPO run, which saves within its grace time and goes on later."""
+    run = Run(cluster, tmp_path, "preempted", task="train")
+    run.submit("nodes=2", "gpus_per_node=2", *settings(assets, "preempted"), *GRPO, "launcher.partition=spare")
+    run.wait_for_step(2)
+    urgent = ("sbatch", "--parsable", "--partition=gpu", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    done = cluster.run(*urgent, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert cluster.wait_end(run.job, within_s=400) == "COMPLETED", run.log
+    assert cluster.fields(done.stdout.strip())["JobState"] == "COMPLETED"
+    assert cluster.fields(run.job)["Restarts"] == "1"
+    first, second = run.steps()
+    assert first + second == list(range(1, GRPO_STEPS + 1)), "no step is lost, none is taken twice"
 
 
 def test_cancelled_job_saves_and_its_dependent_goes_on(cluster: Cluster, assets: Path, tmp_path: Path) -> None:

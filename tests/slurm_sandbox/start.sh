@@ -167,7 +167,10 @@ SlurmctldTimeout=30
 SlurmdTimeout=$NODE_TIMEOUT
 $([ "$GPUS" = 0 ] || echo GresTypes=gpu)
 NodeName=$nodes NodeAddr=$addrs Port=$ports CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEM_MB $([ "$GPUS" = 0 ] || echo "Gres=gpu:$GPUS") State=UNKNOWN
-PartitionName=gpu Nodes=$nodes Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=gpu Nodes=$nodes Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=2 PreemptMode=OFF
+PartitionName=spare Nodes=$nodes MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1 GraceTime=60
 CONF
   { echo "AutoDetect=off"; [ "$GPUS" = 0 ] || echo "NodeName=$nodes Name=gpu File=$S/dev/$(range 0 $((GPUS - 1)) fakegpu)"; } >"$S/etc/gres.conf"
   printf 'CgroupPlugin=cgroup/v1\nConstrainDevices=no\n' >"$S/etc/cgroup.conf"
