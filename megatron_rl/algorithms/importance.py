@@ -3,7 +3,7 @@
 Engine and trainer hold the same weights but compute with other kernels and precisions, so their log-probs differ.
 ``rollout`` is the engine (behaviour policy), ``old`` the trainer before the update.
 
-Shape suffixes: B samples, S padded tokens.
+Shape suffixes: B samples, S padded tokens, T counted tokens of all samples end to end.
 """
 
 from __future__ import annotations
@@ -70,24 +70,26 @@ def mismatch_metrics(old_logprobs_BS: Tensor, rollout_logprobs_BS: Tensor, mask_
     ``kl`` and ``k3_kl`` estimate KL(rollout || old). Perplexities are means over samples. ``chi2_*`` is the variance
     of the importance weight, ``E[rho^2] - 1``, per token and per sample. All are finite for an empty mask.
     """
-    log_ratio = _log_ratio(old_logprobs_BS, rollout_logprobs_BS, mask_BS)
-    difference = log_ratio.abs()
-    rows_B = mask_BS.any(dim=1)
-    old_probs, rollout_probs = (torch.exp(keep(x.double(), mask_BS)) for x in (old_logprobs_BS, rollout_logprobs_BS))
+    old_T, rollout_T = (x[mask_BS].double() for x in (old_logprobs_BS, rollout_logprobs_BS))
+    log_ratio_T = old_T - rollout_T
+    counts_B = mask_BS.sum(dim=1)
+    rows_B = counts_B > 0
+    old_probs_T, rollout_probs_T = old_T.exp(), rollout_T.exp()
+    log_ratio_B = _row_sums(log_ratio_T, counts_B)
     values = {
-        "logprob_diff_mean": masked_mean(difference, mask_BS),
-        "logprob_diff_max": difference.max(),
-        "probs_diff_max": (old_probs - rollout_probs).abs().max(),
-        "probs_pearson": _pearson(old_probs, rollout_probs, mask_BS),
-        "kl": masked_mean(-log_ratio, mask_BS),
-        "k3_kl": masked_mean(k3(-log_ratio), mask_BS),
-        "training_ppl": masked_mean(_perplexity_B(old_logprobs_BS, mask_BS), rows_B),
-        "rollout_ppl": masked_mean(_perplexity_B(rollout_logprobs_BS, mask_BS), rows_B),
-        "chi2_token": masked_mean(_bounded_exp(2 * log_ratio) - 1, mask_BS),
-        "chi2_seq": masked_mean(_bounded_exp(2 * log_ratio.sum(dim=1)) - 1, rows_B),
-        "ratio_p01": _bounded_exp(_percentile(log_ratio, mask_BS, 0.01)),
-        "ratio_p99": _bounded_exp(_percentile(log_ratio, mask_BS, 0.99)),
-        "ratio_max": keep(_bounded_exp(log_ratio), mask_BS).max(),
+        "logprob_diff_mean": _mean(log_ratio_T.abs()),
+        "logprob_diff_max": _largest(log_ratio_T.abs()),
+        "probs_diff_max": _largest((old_probs_T - rollout_probs_T).abs()),
+        "probs_pearson": _pearson(old_probs_T, rollout_probs_T),
+        "kl": _mean(-log_ratio_T),
+        "k3_kl": _mean(k3(-log_ratio_T)),
+        "training_ppl": masked_mean(_perplexity_B(old_T, counts_B), rows_B),
+        "rollout_ppl": masked_mean(_perplexity_B(rollout_T, counts_B), rows_B),
+        "chi2_token": _mean(_bounded_exp(2 * log_ratio_T) - 1),
+        "chi2_seq": masked_mean(_bounded_exp(2 * log_ratio_B) - 1, rows_B),
+        "ratio_p01": _bounded_exp(_percentile(log_ratio_T, 0.01)),
+        "ratio_p99": _bounded_exp(_percentile(log_ratio_T, 0.99)),
+        "ratio_max": _largest(_bounded_exp(log_ratio_T)),
     }
     return {f"rollout_corr/{name}": Metric(float(value)) for name, value in values.items()}
 
@@ -106,21 +108,35 @@ def weight_metrics(weights_BS: Tensor, mask_BS: Tensor, threshold: float) -> Met
     return {f"rollout_corr/rollout_is_{name}": Metric(float(value)) for name, value in values.items()}
 
 
-def _perplexity_B(logprobs_BS: Tensor, mask_BS: Tensor) -> Tensor:
-    mean_B = keep(logprobs_BS.double(), mask_BS).sum(dim=1) / mask_BS.sum(dim=1).clamp(min=1)
-    return _bounded_exp(-mean_B)
+def _mean(x_T: Tensor) -> Tensor:
+    """0 without any token."""
+    return x_T.sum() / max(1, x_T.numel())
 
 
-def _percentile(x: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Smallest counted value that at least ``share`` of the counted values do not exceed; 0 for an empty mask."""
-    counted = x[mask]
-    if counted.numel() == 0:
-        return x.new_zeros(())
-    return counted.kthvalue(max(1, math.ceil(share * counted.numel()))).values
+def _largest(x_T: Tensor) -> Tensor:
+    """Of numbers that are not negative; 0 without any token."""
+    return x_T.max() if x_T.numel() else x_T.new_zeros(())
 
 
-def _pearson(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Correlation over the mask; 1 where both sides are constant, since they then cannot disagree in shape."""
-    dx, dy = (keep(v - masked_mean(v, mask), mask) for v in (x, y))
+def _row_sums(x_T: Tensor, counts_B: Tensor) -> Tensor:
+    """Sum of each sample's tokens, which lie end to end."""
+    rows_T = torch.repeat_interleave(torch.arange(len(counts_B), device=x_T.device), counts_B, output_size=x_T.numel())
+    return x_T.new_zeros(len(counts_B)).index_add(0, rows_T, x_T)
+
+
+def _perplexity_B(logprobs_T: Tensor, counts_B: Tensor) -> Tensor:
+    return _bounded_exp(-_row_sums(logprobs_T, counts_B) / counts_B.clamp(min=1))
+
+
+def _percentile(x_T: Tensor, share: float) -> Tensor:
+    """Smallest value that at least ``share`` of the values do not exceed; 0 without any."""
+    if x_T.numel() == 0:
+        return x_T.new_zeros(())
+    return x_T.kthvalue(max(1, math.ceil(share * x_T.numel()))).values
+
+
+def _pearson(x_T: Tensor, y_T: Tensor) -> Tensor:
+    """Correlation; 1 where both sides are constant, since they then cannot disagree in shape."""
+    dx, dy = (v - _mean(v) for v in (x_T, y_T))
     scale = (dx.square().sum() * dy.square().sum()).sqrt()
     return torch.where(scale > 0, (dx * dy).sum() / scale.clamp(min=torch.finfo(torch.float64).tiny), torch.ones_like(scale))
