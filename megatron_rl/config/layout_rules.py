@@ -40,7 +40,8 @@ def _tensor_problems(key: str, layout: ParallelConfig, model: ModelConfig) -> It
         yield (
             f"{key}.tensor={layout.tensor} does not divide the heads of model {model.name} "
             f"(num_attention_heads={model.num_attention_heads}, num_key_value_heads={model.num_key_value_heads}, "
-            f"intermediate_size={model.intermediate_size}); legal for training: {_listed(legal)}"
+            f"intermediate_size={model.intermediate_size}); legal for training: {_listed(legal)}; "
+            f"{key}.pipeline cuts the layers instead: {_listed(divisors(model.num_layers)[1:])}"
         )
     if layout.sequence_parallel and layout.tensor == 1:
         yield f"{key}.sequence_parallel=true needs {key}.tensor > 1: it cuts activations over the tensor-parallel ranks"

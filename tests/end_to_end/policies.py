@@ -41,12 +41,15 @@ _LLAMA3_ROPE = {
 }
 FAMILIES = ("llama_tied", "qwen2", "qwen3")
 """Tied embeddings and stretched RoPE; a bias on q, k, v and a head of its own; QK-norm and a head dimension of its own."""
+_SMOLLM2_SHAPE = {"hidden_size": 288, "num_attention_heads": 9, "num_key_value_heads": 3}
 
 
 def _untrained(family: str, vocab_size: int, eos: int, num_layers: int) -> PreTrainedModel:
     shape = {**_SHAPE, "vocab_size": vocab_size, "eos_token_id": eos, "num_hidden_layers": num_layers}
     if family == "llama_tied":
         return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True, rope_parameters=_LLAMA3_ROPE))
+    if family == "smollm2":
+        return LlamaForCausalLM(LlamaConfig(**{**shape, **_SMOLLM2_SHAPE}, tie_word_embeddings=True))
     if family == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**{**shape, "hidden_size": 96}, tie_word_embeddings=False, head_dim=32))
     assert family == "qwen2", family

@@ -1,4 +1,4 @@
-"""What the layout tests run on their ranks: one RL step of many configurations in one process group, without an engine."""
+"""What the layout tests run on their ranks: RL steps of many configurations in one process group, without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.end_to_end.fixed_rollouts import FixedScorer, NoSync, fixed_rollout_s
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """What one step left on one rank."""
+    """What a step left on one rank."""
 
     metrics: dict[str, float]
     exported: Path
@@ -29,18 +29,19 @@ class StepAnswer:
     """The updated critic on the same rollouts; None without one."""
 
 
-def take_steps(configs: dict[str, RunConfig], folder: Path) -> dict[str, StepAnswer]:
-    """One step of each configuration."""
+def take_steps(configs: dict[str, RunConfig], folder: Path, num_steps: int = 1) -> dict[str, StepAnswer]:
+    """The last of ``num_steps`` steps of each configuration, all of them on the same rollouts."""
     rl.build_rollout_side = lambda job, tokenizer, shared: fixed_rollout_side()
     rl.build_weight_sync = lambda job, actor, engine, plan: NoSync()  # type: ignore[assignment, return-value]
-    return {name: _step(config, folder / name) for name, config in configs.items()}
+    return {name: _last_step(config, folder / name, num_steps) for name, config in configs.items()}
 
 
-def _step(config: RunConfig, folder: Path) -> StepAnswer:
+def _last_step(config: RunConfig, folder: Path, num_steps: int) -> StepAnswer:
     job = Job.join(config, folder)
     tokenizer = tokenizer_of(config.model)
     parts = rl._build(job, tokenizer, rl._stream(job, tokenizer), 10, FixedScorer(), MetricLogger())  # type: ignore[arg-type]
-    result = parts.trainer.step(1, parts.stream.next_batch())
+    for step in range(1, num_steps + 1):
+        result = parts.trainer.step(step, parts.stream.next_batch())
     actor, critic = parts.trainer._actor, parts.trainer._critic
     assert isinstance(actor, Actor)
     actor.role.check_replicas()
