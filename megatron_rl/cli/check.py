@@ -15,6 +15,7 @@ from megatron_rl.config.validate import notes, validate
 from megatron_rl.config.world import Task, ranks_per_node
 from megatron_rl.estimator.memory_part import PhaseMemory
 from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
+from megatron_rl.resharding.placement import placement_summary, run_placements
 
 _DATA_KEYS = ("data.", "model.path", "model.tokenizer", "model.chat_template")
 
@@ -45,6 +46,11 @@ def run(argv: list[str]) -> int:
     if task == "train":
         print(f"batches\n{batch_arithmetic(config, world).table()}")
         print(f"memory of the fullest rank, estimated\n{memory_table(memory)}")
+        print(
+            placement_summary(
+                run_placements(config, world, world // config.trainer.nnodes), itemsize=_wire_bytes(config, on_gpu)
+            )
+        )
         print(f"data: {shard}")
     for note in notes(config) if task == "train" else ():
         print(f"note: {note}")
@@ -69,6 +75,11 @@ def _rendered_shard(config: RunConfig, known: list[str]) -> tuple[str, list[str]
         return render_one_shard(config).summary, []
     except ValueError as failure:
         return "", [str(failure)]
+
+
+def _wire_bytes(config: RunConfig, on_gpu: bool) -> int:
+    """Bytes of one weight on the way to the engine."""
+    return 2 if on_gpu and config.trainer.dtype != "float32" else 4
 
 
 def _memory_problems(config: RunConfig, memory: tuple[PhaseMemory, ...], on_gpu: bool) -> list[str]:

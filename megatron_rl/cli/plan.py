@@ -14,6 +14,7 @@ from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.fabric import FABRICS, Fabric
 from megatron_rl.resharding.layout_check import check_same_ranks, layout_problems
+from megatron_rl.resharding.placement import PlacementName
 from megatron_rl.resharding.report import report_reshard
 
 TRAIN_KEYS = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "expert_tensor")
@@ -35,14 +36,15 @@ usage: megatron-rl plan model=PRESET [train.KEY=N ...] [rollout.KEY=N ...] [key=
 
   train.    tensor, pipeline, virtual_pipeline, data, context, expert, expert_tensor (1; expert_tensor as tensor)
   rollout.  tensor, pipeline, data, expert (1; data fills the training ranks)
-  permute        place engine shards where most of their bytes are (true); false = natural rank order
-  fan_out        replicas of a node share what comes from other nodes (false)
+  permute        order of the training ranks as a run chooses it (true); false = natural rank order;
+                 best = engine shards on any rank of their node where that is less, which no run can have
+  fan_out        replicas of a node share what comes from other nodes, as in a run (true)
   disaggregated  engines on ranks of their own, behind the training ranks (false)
   gpus_per_node  ranks that share a node (8)
   fabric         rates for the seconds: h200, cpu (h200)
   budget_mib     most extra memory per rank (256)
 
---grid reports many layout pairs, natural against permuted order, against gather and broadcast.
+--grid reports many layout pairs in all three orders, against gather and broadcast.
 example: megatron-rl plan model=qwen3_8b train.tensor=4 train.pipeline=2 train.data=2 rollout.tensor=8"""
 
 
@@ -54,7 +56,7 @@ class Call:
     train: ParallelLayout
     rollout: RolloutLayout
     fabric: Fabric
-    permute: bool
+    placement: PlacementName
     fan_out: bool
     budget_bytes: int
 
@@ -77,7 +79,7 @@ def run(argv: list[str]) -> int:
         call.rollout,
         call.fabric,
         budget_bytes=call.budget_bytes,
-        permute=call.permute,
+        placement=call.placement,
         fan_out=call.fan_out,
     )
     if "--json" in argv:
@@ -100,8 +102,8 @@ def parse(argv: Sequence[str]) -> Call:
     rollout = {key: _number(f"rollout.{key}", given, 1, problems) for key in ROLLOUT_KEYS}
     rollout["data"] = _number("rollout.data", given, max(1, train_ranks // (rollout["tensor"] * rollout["pipeline"])), problems)
     disaggregated = _flag("disaggregated", given, False, problems)
-    permute = _flag("permute", given, True, problems)
-    fan_out = _flag("fan_out", given, False, problems)
+    placement = _placement(given, problems)
+    fan_out = _flag("fan_out", given, True, problems)
     fabric = _fabric(given, problems)
     budget_bytes = _number("budget_mib", given, 256, problems) << 20
     if model is None or problems:
@@ -123,7 +125,7 @@ def parse(argv: Sequence[str]) -> Call:
         train=layout,
         rollout=engines,
         fabric=fabric,
-        permute=permute,
+        placement=placement,
         fan_out=fan_out,
         budget_bytes=budget_bytes,
     )
@@ -180,6 +182,16 @@ def _flag(key: str, given: Mapping[str, str], default: bool, problems: list[str]
     if text not in ("true", "false"):
         problems.append(f"{key}={given[key]}: must be true or false")
     return text == "true"
+
+
+_PLACEMENTS: dict[str, PlacementName] = {"true": "run", "false": "natural", "best": "best"}
+
+
+def _placement(given: Mapping[str, str], problems: list[str]) -> PlacementName:
+    text = given.get("permute", "true").lower()
+    if text not in _PLACEMENTS:
+        problems.append(f"permute={given['permute']}: must be true, false or best")
+    return _PLACEMENTS.get(text, "run")
 
 
 def _fabric(given: Mapping[str, str], problems: list[str]) -> Fabric:

@@ -30,11 +30,17 @@ def show_report(report: ReshardReport, stream: TextIO) -> None:
         f"{report.rounds} rounds, at most {report.peak_extra_bytes / 2**20:.0f} MiB extra memory, "
         f"[bold]{report.predicted_seconds * 1e3:.2f} ms[/bold] predicted on {report.fabric}"
     )
+    orders = ", ".join(f"{name} {_gb(size)}" for name, size in report.order_bytes.items())
+    console.print(f"GB received by all ranks, by order: {orders} (permute=false, true, best)")
     if report.rollout.permutation is not None:
-        console.print(
-            f"engine shards in order are on ranks {', '.join(map(str, report.rollout.permutation[:_MOST_RANKS]))}"
-            f"{', ...' if len(report.rollout.permutation) > _MOST_RANKS else ''}; permute=false shows the natural order"
-        )
+        console.print(f"engine shards in order are on ranks {_shortened(report.rollout.permutation)}")
+    elif report.train.order is not None:
+        order = " ".join(f"{axis}={size}" for axis, size in report.train.rank_order)
+        console.print(f"training ranks are numbered by {order}, fastest first")
+
+
+def _shortened(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
 
 
 def rank_table(report: ReshardReport) -> Table:
@@ -61,22 +67,26 @@ def _row(rank: RankReport) -> tuple[int, ...]:
 
 
 def show_grid(entries: Sequence[GridEntry], stream: TextIO) -> None:
-    """Print one line per pair: bytes received by all ranks over the bound, natural and permuted, gather and broadcast."""
+    """Print one line per pair: the bound, bytes received by all ranks in each order, by gathering and by broadcasting."""
     console = _console(stream)
     table = Table(title="bytes received by all ranks, GB", title_justify="left")
     for name in ("model", "layouts"):
         table.add_column(name)
-    for name in ("bound", "permuted", "natural", "gather", "broadcast", "ms"):
+    for name in ("bound", "run", "natural", "gather", "broadcast", "ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in entries:
         ranks = len(entry.natural.ranks)
-        columns = (entry.permuted.bound_bytes, entry.permuted.received_bytes, entry.natural.received_bytes)
+        columns = (entry.best.bound_bytes, entry.run.received_bytes, entry.natural.received_bytes)
         peers = (entry.natural.gather_bytes * ranks, entry.natural.broadcast_bytes * ranks)
-        seconds = f"{entry.permuted.predicted_seconds * 1e3:.2f}"
+        seconds = f"{entry.run.predicted_seconds * 1e3:.2f}"
         table.add_row(entry.natural.model, entry.label, *map(_gb, (*columns, *peers)), seconds)
     console.print(table)
-    reached = sum(entry.permuted.received_bytes == entry.permuted.bound_bytes for entry in entries)
-    console.print(f"{len(entries)} pairs; {reached} receive exactly the bound in permuted order")
+    reached = {
+        name: sum(report.received_bytes == entry.best.bound_bytes for entry in entries for report in [getattr(entry, name)])
+        for name in ("natural", "run", "best")
+    }
+    listed = ", ".join(f"{count} in {name} order" for name, count in reached.items())
+    console.print(f"{len(entries)} pairs; exactly the bound receive {listed}")
 
 
 def _console(stream: TextIO) -> Console:

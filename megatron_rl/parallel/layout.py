@@ -1,8 +1,8 @@
 """Parallel layouts as data: degrees to coordinates and rank lists, without torch and without a process group.
 
-Rank order follows Megatron-Core's default: tensor varies fastest, then context, then data, then pipeline.
-``rank = offset + tensor + TP * (context + CP * (data + DP * pipeline))``. Experts re-cut the TP * CP * DP block of a
-pipeline stage as ``expert_tensor + ETP * (expert + EP * expert_data)``.
+Rank order is Megatron-Core's default where a layout names no other: tensor varies fastest, then context, then data, then
+pipeline. ``rank = offset + tensor + TP * (context + CP * (data + DP * pipeline))``. Experts re-cut the TP * CP * DP ranks
+of a pipeline stage, in ascending order, as ``expert_tensor + ETP * (expert + EP * expert_data)``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import lcm
+
+from megatron_rl.parallel.rank_order import RankOrder, axis_sizes, rank_digits, rank_index
 
 AXES = ("tensor", "context", "data", "pipeline")
 """Axes of the dense grid, fastest first."""
@@ -42,9 +44,15 @@ class ParallelLayout:
     expert_tensor: int | None = None
     sequence_parallel: bool = False
     offset: int = 0
+    order: RankOrder | None = None
+    """Which axis counts how far in a rank's number, fastest first; None = ``AXES``, each whole. Along every axis ranks
+    ascend in any order, so that a process group's numbering is the coordinate."""
 
     def __post_init__(self) -> None:
         block = self.tensor * self.context * self.data
+        wanted = {axis: self.size(axis) for axis in AXES}
+        if self.order is not None and {axis: 1 for axis in AXES} | axis_sizes(self.order) != wanted:
+            raise ValueError(f"the factors of order={self.order} must multiply to {wanted}")
         if block % (self.expert * self.etp) != 0:
             raise ValueError(f"expert={self.expert} * expert_tensor={self.etp} must divide tensor * context * data = {block}")
 
@@ -71,26 +79,38 @@ class ParallelLayout:
         """Place of a global rank in the grid."""
         if rank not in self.ranks:
             raise ValueError(f"rank {rank} is outside {self.ranks}")
-        index = rank - self.offset
-        places = {}
-        for axis in AXES:
-            index, places[axis] = divmod(index, self.size(axis))
-        return Coordinates(**places)
+        return Coordinates(**{axis: 0 for axis in AXES} | rank_digits(self.rank_order, rank - self.offset))
 
     def rank(self, *, tensor: int = 0, context: int = 0, data: int = 0, pipeline: int = 0) -> int:
         """Global rank at a place of the grid."""
-        return self.offset + tensor + self.tensor * (context + self.context * (data + self.data * pipeline))
+        places = {"tensor": tensor, "context": context, "data": data, "pipeline": pipeline}
+        return self.offset + rank_index(self.rank_order, places)
+
+    @property
+    def rank_order(self) -> RankOrder:
+        """The order of the ranks, spelt out where it is the natural one."""
+        return self.order or tuple((axis, self.size(axis)) for axis in AXES)
+
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """Ranks of one pipeline stage, ascending."""
+        return tuple(rank for rank in self.ranks if self.coordinates(rank).pipeline == stage)
+
+    def place_in_stage(self, rank: int) -> int:
+        """Index of a rank among the ascending ranks of its pipeline stage, which is how experts are laid out."""
+        inner = tuple(factor for factor in self.rank_order if factor[0] != "pipeline")
+        return rank_index(inner, rank_digits(self.rank_order, rank - self.offset))
 
     def groups(self, *axes: str) -> Iterator[tuple[int, ...]]:
-        """Rank lists that vary along ``axes`` and share every other coordinate, in a fixed order."""
+        """Ascending rank lists that vary along ``axes`` and share every other coordinate, in a fixed order."""
         fixed = [axis for axis in reversed(AXES) if axis not in axes]
         moving = [axis for axis in reversed(AXES) if axis in axes]
         for held in product(*(range(self.size(axis)) for axis in fixed)):
             base = dict(zip(fixed, held, strict=True))
-            yield tuple(
+            members = (
                 self.rank(**base, **dict(zip(moving, moved, strict=True)))
                 for moved in product(*(range(self.size(axis)) for axis in moving))
             )
+            yield tuple(sorted(members))
 
     def expert_groups(self, axis: str) -> Iterator[tuple[int, ...]]:
         """Rank lists of the expert grid along ``expert_tensor``, ``expert`` or ``expert_data``, per pipeline stage."""
@@ -100,9 +120,10 @@ class ParallelLayout:
         strides = {"expert_tensor": 1, "expert": self.etp, "expert_data": self.etp * self.expert}
         others = [name for name in reversed(order) if name != axis]
         for stage in range(self.pipeline):
+            ranks = self.stage_ranks(stage)
             for held in product(*(range(sizes[name]) for name in others)):
-                base = self.offset + stage * block + sum(strides[n] * h for n, h in zip(others, held, strict=True))
-                yield tuple(base + strides[axis] * i for i in range(sizes[axis]))
+                base = sum(strides[n] * h for n, h in zip(others, held, strict=True))
+                yield tuple(ranks[base + strides[axis] * i] for i in range(sizes[axis]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

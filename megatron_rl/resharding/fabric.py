@@ -49,15 +49,14 @@ CPU_HOST = Fabric(
 FABRICS = {fabric.name: fabric for fabric in (H200_NODE, CPU_HOST)}
 
 
-def predict_seconds(plan: ReshardPlan, fabric: Fabric, aliased_bytes: int = 0) -> float:
+def predict_seconds(plan: ReshardPlan, fabric: Fabric) -> float:
     """Time of one transfer: the slowest rank's local copies, then every round as slow as its busiest port.
 
-    Packing and unpacking run while other rounds are on the wire and are left out; ``aliased_bytes`` (of the rank with
-    most copies) need no copy.
+    Packing and unpacking run while other rounds are on the wire and are left out; what is aliased needs no copy.
     """
     copies = max((cost.copied_bytes for cost in plan.costs.values()), default=0)
-    local = max(0, copies - aliased_bytes) / fabric.copy_bytes_per_s
-    return local + sum(_round_seconds(transfers, plan.itemsize, fabric) for transfers in plan.rounds)
+    rounds = sum(_round_seconds(transfers, plan.itemsize, fabric) for transfers in plan.rounds)
+    return copies / fabric.copy_bytes_per_s + rounds
 
 
 def _round_seconds(transfers: Round, itemsize: int, fabric: Fabric) -> float:

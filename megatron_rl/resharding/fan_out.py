@@ -3,6 +3,7 @@
 Without it a node of ``G`` ranks takes in ``W * G / TP_rollout`` bytes, the same weights once per replica; with it
 ``W * min(1, G / TP_rollout)``. Two ordinary plans say so, to be run one after the other: the first goes from the
 trainer's parameters to the engine's, the second from the engine's parameters on one rank to the same ones on another.
+Where no node has replicas that all hear from elsewhere, the second is empty and the first is that of ``plan_reshard``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_rl.resharding.aliasing import with_aliases
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import RankCost, ReshardPlan, Transfer
-from megatron_rl.resharding.planner import plan_recipes, rank_costs
+from megatron_rl.resharding.planner import plan_recipes, plan_reshard, rank_costs
 from megatron_rl.resharding.recipes import RankClass, Recipe, match_layouts
 from megatron_rl.resharding.rounds import cut_messages, schedule_rounds, slot_elements
 from megatron_rl.resharding.spec import LayoutFn, LogicalTensor
@@ -27,13 +29,13 @@ class FanOutPlan:
     forward: ReshardPlan
 
     def cost(self, rank: int) -> RankCost:
-        """Bytes of both; the staging memory of the second can be that of the first."""
+        """Bytes of both, the staging memory of both included."""
         first, second = self.fetch.cost(rank), self.forward.cost(rank)
         return replace(
             first,
             sent_bytes=first.sent_bytes + second.sent_bytes,
             received_bytes=first.received_bytes + second.received_bytes,
-            staging_bytes=max(first.staging_bytes, second.staging_bytes),
+            staging_bytes=first.staging_bytes + second.staging_bytes,
         )
 
     @property
@@ -41,6 +43,15 @@ class FanOutPlan:
         """The two as one, to count and to time them; it cannot be run, since sources change on the way."""
         costs = {rank: self.cost(rank) for rank in self.fetch.ranks}
         return replace(self.fetch, rounds=self.fetch.rounds + self.forward.rounds, costs=costs)
+
+    def aliased(self) -> FanOutPlan:
+        """With every parameter aliased that is a run of one on its rank and that neither plan writes from elsewhere."""
+        whole = with_aliases(self.both)
+        costs = {
+            rank: replace(cost, copied_bytes=whole.costs[rank].copied_bytes, aliased_bytes=whole.costs[rank].aliased_bytes)
+            for rank, cost in self.fetch.costs.items()
+        }
+        return replace(self, fetch=replace(self.fetch, copies=whole.copies, aliases=whole.aliases, costs=costs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,26 @@ class _Replicas:
     source: int
     pieces: tuple[Piece, ...]
     ranks: list[int]
+
+
+def plan_transfer(
+    tensors: Sequence[LogicalTensor],
+    source: LayoutFn,
+    source_ranks: Iterable[int],
+    destination: LayoutFn,
+    destination_ranks: Iterable[int],
+    *,
+    itemsize: int,
+    budget_bytes: int,
+    ranks_per_node: int,
+    fan_out: bool,
+) -> FanOutPlan:
+    """What a run does: ``plan_fan_out``, or without ``fan_out`` the plan of ``plan_reshard`` with nothing to forward."""
+    sides = (tensors, source, source_ranks, destination, destination_ranks)
+    if fan_out:
+        return plan_fan_out(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=ranks_per_node)
+    plan = plan_reshard(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=ranks_per_node)
+    return FanOutPlan(plan, _forward_plan((), plan.ranks, itemsize, slot_elements(budget_bytes, itemsize)))
 
 
 def plan_fan_out(
@@ -71,11 +102,13 @@ def plan_fan_out(
     """
     source_ranks, destination_ranks = sorted(source_ranks), sorted(destination_ranks)
     wanted, sources = match_layouts(tensors, source, source_ranks, destination, destination_ranks)
-    max_elements = slot_elements(budget_bytes, itemsize)
+    groups = _replicas(wanted, sources, ranks_per_node)
+    # Each plan keeps staging memory of its own, so two of them have half of the budget each.
+    max_elements = slot_elements(budget_bytes // 2 if groups else budget_bytes, itemsize)
     shares: dict[tuple[int, int], list[tuple[Piece, ...]]] = {}
     reduced = {rank: replace(recipe, remote=dict(recipe.remote)) for rank, recipe in wanted}
     forwards: list[Transfer] = []
-    for replicas in _replicas(wanted, sources, ranks_per_node):
+    for replicas in groups:
         key = (id(replicas.pieces), len(replicas.ranks))
         if key not in shares:
             shares[key] = _shares(replicas.pieces, len(replicas.ranks))
@@ -86,8 +119,12 @@ def plan_fan_out(
             forwards += [Transfer(rank, other, message) for other in others for message in messages]
     ranks = {*source_ranks, *destination_ranks}
     fetch = plan_recipes(list(reduced.items()), sources, ranks, itemsize, max_elements, ranks_per_node)
-    schedule = schedule_rounds(forwards, max_elements)
-    return FanOutPlan(fetch, ReshardPlan(itemsize, {}, schedule.rounds, rank_costs(ranks, {}, schedule, itemsize)))
+    return FanOutPlan(fetch, _forward_plan(forwards, ranks, itemsize, max_elements))
+
+
+def _forward_plan(transfers: Sequence[Transfer], ranks: Iterable[int], itemsize: int, max_elements: int) -> ReshardPlan:
+    schedule = schedule_rounds(transfers, max_elements)
+    return ReshardPlan(itemsize, {}, schedule.rounds, rank_costs(ranks, {}, schedule, itemsize))
 
 
 def _replicas(wanted: Sequence[tuple[int, Recipe]], sources: Sequence[RankClass], ranks_per_node: int) -> list[_Replicas]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 SERIES = {
-    "permuted": ("o", "#1b4f8f"),
+    "order of a run": ("o", "#1b4f8f"),
     "natural order": ("|", "#d08020"),
     "gather": ("x", "#888888"),
     "broadcast": (".", "#bb3333"),
@@ -49,9 +49,9 @@ def draw_grid(entries: Sequence[GridEntry], path: Path) -> None:
 
 def _draw_panel(axes: Axes, panel: Sequence[GridEntry], model: str) -> None:
     rows = list(range(len(panel)))
-    axes.barh(rows, [_gb(entry, entry.permuted.bound_bytes) for entry in panel], color="#c9d6e8", label="lower bound")
+    axes.barh(rows, [_gb(entry, entry.best.bound_bytes) for entry in panel], color="#c9d6e8", label="lower bound")
     values = {
-        "permuted": [entry.permuted.received_bytes for entry in panel],
+        "order of a run": [entry.run.received_bytes for entry in panel],
         "natural order": [entry.natural.received_bytes for entry in panel],
         "gather": [entry.natural.gather_bytes * len(entry.natural.ranks) for entry in panel],
         "broadcast": [entry.natural.broadcast_bytes * len(entry.natural.ranks) for entry in panel],

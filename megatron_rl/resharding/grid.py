@@ -11,7 +11,7 @@ from typing import Any
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.fabric import Fabric
-from megatron_rl.resharding.report import ReshardReport, report_reshard
+from megatron_rl.resharding.report import ReshardReport, report_placements
 
 DENSE_TRAIN = (
     ParallelLayout(data=8),
@@ -53,11 +53,12 @@ class GridCase:
 
 @dataclass(frozen=True, slots=True)
 class GridEntry:
-    """One case, in the engine's natural rank order and with the placement chosen."""
+    """One case in every placement."""
 
     case: GridCase
     natural: ReshardReport
-    permuted: ReshardReport
+    run: ReshardReport
+    best: ReshardReport
 
     @property
     def label(self) -> str:
@@ -66,8 +67,8 @@ class GridEntry:
         return f"{describe(self.case.train)}{padding} -> {describe(self.case.rollout)}"
 
     def to_json_object(self) -> dict[str, Any]:
-        """Plain data: figures of both orders side by side; ratios are null where only the bound is 0."""
-        reports = {"natural": self.natural, "permuted": self.permuted}
+        """Plain data: figures of the placements side by side; ratios are null where only the bound is 0."""
+        reports = {"natural": self.natural, "run": self.run, "best": self.best}
         wanted = ("received_bytes", "max_received_bytes", "bound_ratio", "rounds", "peak_extra_bytes", "predicted_seconds")
         figures = {name: report.to_json_object() for name, report in reports.items()}
         return {
@@ -75,8 +76,9 @@ class GridEntry:
             "layouts": self.label,
             "train": figures["natural"]["train"],
             "rollout": figures["natural"]["rollout"],
-            "permutation": figures["permuted"]["rollout"]["permutation"],
-            "bound_bytes": self.permuted.bound_bytes,
+            "order": figures["run"]["train"]["order"],
+            "permutation": figures["best"]["rollout"]["permutation"],
+            "bound_bytes": self.best.bound_bytes,
             **{name: {key: report[key] for key in wanted} for name, report in figures.items()},
             "gather_bytes": self.natural.gather_bytes * len(self.natural.ranks),
             "broadcast_bytes": self.natural.broadcast_bytes * len(self.natural.ranks),
@@ -143,19 +145,8 @@ def _shortened(model: ModelConfig) -> ModelConfig:
 
 
 def report_case(case: GridCase, fabric: Fabric, *, budget_bytes: int = 256 << 20) -> GridEntry:
-    """Plan one case both ways. Raises ValueError naming the key where a layout does not divide the shape."""
-
-    def report(permute: bool) -> ReshardReport:
-        return report_reshard(
-            case.model,
-            case.train,
-            case.rollout,
-            fabric,
-            budget_bytes=budget_bytes,
-            permute=permute,
-            padded_vocab=case.padded_vocab,
-        )
-
-    permuted = report(permute=True)
-    natural = permuted if permuted.rollout.permutation is None else report(permute=False)
-    return GridEntry(case, natural, permuted)
+    """Plan one case in every placement. Raises ValueError naming the key where a layout does not divide the shape."""
+    reports = report_placements(
+        case.model, case.train, case.rollout, fabric, budget_bytes=budget_bytes, padded_vocab=case.padded_vocab
+    )
+    return GridEntry(case, **reports)

@@ -1,16 +1,16 @@
-"""Which rank takes which engine shard: the placement that keeps most bytes at home, chosen node by node.
+"""Which rank takes which part: the placement that keeps most bytes at home, chosen node by node.
 
-An in-process vLLM engine wants consecutive ranks, so the engine cannot be permuted where it runs. Read the other way
-round, a permutation says in which order the *training* grid has to be laid over the ranks; until a trainer does so, its
-transfers are those of the natural order.
+An in-process vLLM engine wants consecutive ranks, so a run lays the *training* grid over them in another order
+(``choose_rank_order``). ``choose_permutation`` moves engine shards freely instead: no run can, but nothing does better.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
+from megatron_rl.parallel.rank_order import RankOrder, node_orders
 from megatron_rl.resharding.boxes import Box, intersect, volume
 from megatron_rl.resharding.spec import LayoutFn, RankFragments
 
@@ -24,9 +24,11 @@ class Overlaps:
         self._counts: dict[tuple[int, int], int] = {}
         self._sizes: dict[int, int] = {}
 
-    def held(self, source_rank: int) -> int:
-        """Elements that a source rank stores."""
-        return self._size(self._source(source_rank))
+    def with_source(self, source: LayoutFn) -> Overlaps:
+        """The same for other ranks of the source's fragment tuples; counts are shared."""
+        other = Overlaps(source, self._destination)
+        other._held, other._counts, other._sizes = self._held, self._counts, self._sizes
+        return other
 
     def needed(self, destination_rank: int) -> int:
         """Elements that a destination rank stores."""
@@ -41,6 +43,10 @@ class Overlaps:
                 self._held[key[0]] = _boxes(holds)
             self._counts[key] = _common(self._held[key[0]], needs)
         return self._counts[key]
+
+    def missing(self, slots: Mapping[int, int]) -> dict[int, int]:
+        """Rank -> elements that its slot (a destination rank of the natural order) needs and the rank does not hold."""
+        return {rank: self.needed(slot) - self.between(rank, slot) for rank, slot in slots.items()}
 
     def _size(self, fragments: RankFragments) -> int:
         if id(fragments) not in self._sizes:
@@ -71,6 +77,31 @@ def choose_permutation(overlaps: Overlaps, ranks: Sequence[int], ranks_per_node:
         sum(overlaps.between(place, slot) for place, slot in zip(order, ranks, strict=True)) for order in (permutation, ranks)
     )
     return tuple(permutation) if kept > natural else tuple(ranks)
+
+
+def choose_rank_order(
+    sources: Callable[[RankOrder | None], LayoutFn],
+    natural: RankOrder,
+    destination: LayoutFn,
+    ranks: Sequence[int],
+    ranks_per_node: int,
+) -> RankOrder | None:
+    """The order of the training grid over ``ranks`` with which most of what their engines need is already there.
+
+    ``sources``: rank order -> training layout, as ``megatron_layouts`` makes it. Every place of the grid stays on its
+    node, so no process group crosses nodes that did not before. Of orders that keep equally much, the one whose worst
+    rank receives least; the natural order (None) where none keeps more. Example: TP2 x DP4 to TP8 on one node gives
+    ``(("data", 4), ("tensor", 2))``, and nothing moves.
+    """
+    overlaps = Overlaps(sources(None), destination)
+
+    def cost(order: RankOrder) -> tuple[int, int]:
+        missing = overlaps.with_source(sources(order)).missing(dict(zip(ranks, ranks, strict=True))).values()
+        return sum(missing), max(missing)
+
+    best = min(node_orders(natural, ranks_per_node), key=cost)
+    improves = cost(best)[0] < cost(natural)[0]
+    return best if improves else None
 
 
 def common_elements(holds: RankFragments, needs: RankFragments) -> int:

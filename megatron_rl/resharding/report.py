@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
-from megatron_rl.resharding.aliasing import alias_candidates
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.fabric import Fabric, predict_seconds
-from megatron_rl.resharding.fan_out import plan_fan_out
-from megatron_rl.resharding.megatron_layout import megatron_layout
-from megatron_rl.resharding.permutation import Overlaps, choose_permutation
+from megatron_rl.resharding.fan_out import plan_transfer
+from megatron_rl.resharding.placement import Placement, PlacementName, placements
 from megatron_rl.resharding.plan import ReshardPlan
-from megatron_rl.resharding.planner import plan_reshard
-from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
 
 
@@ -44,13 +41,16 @@ class ReshardReport:
 
     model: str
     train: ParallelLayout
+    """In the rank order of the placement that is planned."""
     rollout: RolloutLayout
-    """With the placement the plan uses."""
+    """In that order, too."""
     fabric: str
     ranks: tuple[RankReport, ...]
     rounds: int
     peak_extra_bytes: int
     predicted_seconds: float
+    order_bytes: Mapping[PlacementName, int]
+    """What all ranks receive with each placement."""
     gather_bytes: int
     """Most that a rank receives where peers gather whole tensors from the training ranks and let the engine cut them."""
     broadcast_bytes: int
@@ -95,6 +95,7 @@ class ReshardReport:
             "peak_extra_bytes": self.peak_extra_bytes,
             "rounds": self.rounds,
             "predicted_seconds": self.predicted_seconds,
+            "order_bytes": dict(self.order_bytes),
             "gather_bytes": self.gather_bytes,
             "broadcast_bytes": self.broadcast_bytes,
         }
@@ -108,47 +109,83 @@ def report_reshard(
     *,
     itemsize: int = 2,
     budget_bytes: int = 256 << 20,
-    permute: bool = True,
-    fan_out: bool = False,
+    placement: PlacementName = "run",
+    fan_out: bool = True,
     padded_vocab: int | None = None,
 ) -> ReshardReport:
     """Plan actor to engine and sum it up.
 
-    ``permute``: place the engine's shards where most bytes already are (ranks must coincide), else keep the order of
-    ``rollout``. The bound is that of the best placement either way, so natural order shows what it costs.
-    ``fan_out``: replicas of a node share what comes from other nodes. ``padded_vocab``: rows of the trainer's embedding
-    over all its ranks; None = as this project's trainer pads.
+    ``placement``: which of ``placements`` to plan; the bound is that of the best one in any case, so that the others show
+    what they cost. ``fan_out``: replicas of a node share what comes from other nodes, where that brings fewer bytes over
+    the network. ``padded_vocab``: rows of the trainer's embedding over all its ranks; None = as this project's trainer pads.
     Raises ValueError naming the key where a layout does not divide.
     """
-    source = megatron_layout(model, train, padded_vocab or padded_vocab_size(model.vocab_size, train.tensor))
-    natural = vllm_rules_layout(model, rollout)
-    overlaps = Overlaps(source, natural)
-    best = rollout
-    if tuple(train.ranks) == rollout.ranks:
-        best = replace(rollout, permutation=choose_permutation(overlaps, rollout.ranks, fabric.ranks_per_node))
-    slot_of = dict(zip(best.ranks, rollout.ranks, strict=True))
-    bounds = {rank: (overlaps.needed(slot) - overlaps.between(rank, slot)) * itemsize for rank, slot in slot_of.items()}
-    used = best if permute and best.ranks != rollout.ranks else rollout
-    destination = natural if used is rollout else lambda rank: natural(slot_of[rank])
-    sides = (logical_tensors(model), source, train.ranks, destination, rollout.ranks)
-    node = fabric.ranks_per_node
-    if fan_out:
-        plan = plan_fan_out(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=node).both
-    else:
-        plan = plan_reshard(*sides, itemsize=itemsize, budget_bytes=budget_bytes, ranks_per_node=node)
+    choices = placements(model, train, rollout, fabric.ranks_per_node, padded_vocab)
+    return _report_placement(model, choices, placement, fabric, itemsize=itemsize, budget_bytes=budget_bytes, fan_out=fan_out)
+
+
+def report_placements(
+    model: ModelConfig,
+    train: ParallelLayout,
+    rollout: RolloutLayout,
+    fabric: Fabric,
+    *,
+    itemsize: int = 2,
+    budget_bytes: int = 256 << 20,
+    padded_vocab: int | None = None,
+) -> dict[PlacementName, ReshardReport]:
+    """As ``report_reshard`` for every placement; equal placements share a report."""
+    choices = placements(model, train, rollout, fabric.ranks_per_node, padded_vocab)
+    reports: dict[int, ReshardReport] = {}
+    for name, choice in choices.items():
+        if id(choice) not in reports:
+            reports[id(choice)] = _report_placement(
+                model, choices, name, fabric, itemsize=itemsize, budget_bytes=budget_bytes, fan_out=True
+            )
+    return {name: reports[id(choice)] for name, choice in choices.items()}
+
+
+def _report_placement(
+    model: ModelConfig,
+    choices: Mapping[PlacementName, Placement],
+    name: PlacementName,
+    fabric: Fabric,
+    *,
+    itemsize: int,
+    budget_bytes: int,
+    fan_out: bool,
+) -> ReshardReport:
+    chosen = choices[name]
+    plan = (
+        plan_transfer(
+            logical_tensors(model),
+            chosen.source,
+            chosen.train.ranks,
+            chosen.destination,
+            chosen.rollout.ranks,
+            itemsize=itemsize,
+            budget_bytes=budget_bytes,
+            ranks_per_node=fabric.ranks_per_node,
+            fan_out=fan_out,
+        )
+        .aliased()
+        .both
+    )
+    bounds = {rank: missing * itemsize for rank, missing in choices["best"].missing_elements.items()}
     ranks = _rank_reports(plan, bounds, fabric)
-    most_copied = max(ranks, key=lambda r: r.aliased_bytes + r.copied_bytes)
     whole = model_bytes(model, itemsize)
+    held = {rank: sum(f.num_elements for f in chosen.source(rank)) for rank in chosen.rollout.ranks}
     return ReshardReport(
         model=model.name,
-        train=train,
-        rollout=used,
+        train=chosen.train,
+        rollout=chosen.rollout,
         fabric=fabric.name,
         ranks=ranks,
         rounds=len(plan.rounds),
         peak_extra_bytes=max(cost.staging_bytes for cost in plan.costs.values()),
-        predicted_seconds=predict_seconds(plan, fabric, most_copied.aliased_bytes),
-        gather_bytes=max(0, whole - min(overlaps.held(rank) for rank in rollout.ranks) * itemsize),
+        predicted_seconds=predict_seconds(plan, fabric),
+        order_bytes={order: choice.total_missing * itemsize for order, choice in choices.items()},
+        gather_bytes=max(0, whole - min(held.values()) * itemsize),
         broadcast_bytes=whole,
     )
 
@@ -166,14 +203,11 @@ def _rank_reports(plan: ReshardPlan, bounds: dict[int, int], fabric: Fabric) -> 
             size = t.message.num_elements * plan.itemsize
             sent[t.source_rank] += size
             received[t.destination_rank] += size
-    aliased = {
-        rank: sum(piece.num_elements for piece in pieces) * plan.itemsize for rank, pieces in alias_candidates(plan).items()
-    }
     return tuple(
         RankReport(
             rank=rank,
-            aliased_bytes=aliased.get(rank, 0),
-            copied_bytes=cost.copied_bytes - aliased.get(rank, 0),
+            aliased_bytes=cost.aliased_bytes,
+            copied_bytes=cost.copied_bytes,
             sent_bytes=cost.sent_bytes,
             received_bytes=cost.received_bytes,
             sent_over_network_bytes=sent[rank],

@@ -30,4 +30,4 @@ def convert(job: Job) -> int:
 
 def _frozen_actor(job: Job, folder: str | None) -> MegatronRole:
     """The policy's model without optimizer."""
-    return build_role(job, job.config.actor.parallel, None, head="lm", folder=folder, total_optimizer_steps=1)
+    return build_role(job, job.layout(job.config.actor.parallel), None, head="lm", folder=folder, total_optimizer_steps=1)

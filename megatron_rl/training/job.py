@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from megatron_rl.config.parallel import ParallelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.observability.logger import MetricLogger, build_logger
+from megatron_rl.parallel.from_config import engine_layout, role_layout
 from megatron_rl.parallel.groups import GroupRegistry
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.runtime.platform import Platform, init_distributed, seed_everything
@@ -78,25 +79,16 @@ class Job:
     @property
     def rollout_layout(self) -> RolloutLayout:
         """TP x DP grid of the engines."""
-        rollout = self.config.rollout
-        return RolloutLayout(
-            tensor=rollout.tensor_parallel_size,
-            data=rollout.data_parallel_size or self.world_size // rollout.tensor_parallel_size,
-        )
+        return engine_layout(self.config.rollout, self.world_size)
 
     def layout(self, parallel: ParallelConfig) -> ParallelLayout:
-        """A role's layout over the whole job."""
-        block = parallel.tensor * parallel.context * parallel.pipeline
-        return ParallelLayout(
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-            data=parallel.data or self.world_size // block,
-            context=parallel.context,
-            virtual_pipeline=parallel.virtual_pipeline or 1,
-            expert=parallel.expert,
-            expert_tensor=parallel.expert_tensor,
-            sequence_parallel=parallel.sequence_parallel,
-        )
+        """A role's layout over the whole job, in natural rank order."""
+        return role_layout(parallel, self.world_size)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share a node: ``i`` and ``j`` do where ``i // ranks_per_node == j // ranks_per_node``."""
+        return self.config.trainer.n_gpus_per_node or self.world_size // self.config.trainer.nnodes
 
 
 def open_logger(job: Job, console_every: int = 1) -> MetricLogger:

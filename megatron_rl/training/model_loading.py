@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_rl.config.parallel import ParallelConfig
 from megatron_rl.config.training import TrainedRoleConfig
 from megatron_rl.models.gpt import Head
-from megatron_rl.parallel.layout import padded_vocab_size
+from megatron_rl.parallel.layout import ParallelLayout, padded_vocab_size
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.spec import LayoutFn
 from megatron_rl.training.job import Job
@@ -26,7 +25,7 @@ def role_weights(job: Job, role: MegatronRole, *, value_head: bool = False) -> L
 
 def build_role(
     job: Job,
-    parallel: ParallelConfig,
+    layout: ParallelLayout,
     role_config: TrainedRoleConfig | None,
     *,
     head: Head,
@@ -38,7 +37,7 @@ def build_role(
 
     Args:
         job: the job.
-        parallel: the role's own degrees.
+        layout: the role's own degrees and rank order.
         role_config: optimizer and cut of the update; None = frozen.
         head: ``"lm"`` or ``"value"``; a value head starts fresh whatever the folder holds.
         folder: Hugging Face folder; None = the seeded random weights.
@@ -50,7 +49,7 @@ def build_role(
     role = MegatronRole.build(
         model_config=job.config.model,
         role_config=role_config,
-        layout=job.layout(parallel),
+        layout=layout,
         registry=job.registry,
         platform=job.platform,
         head=head,
@@ -65,12 +64,17 @@ def build_role(
     return role
 
 
-def build_actor(job: Job, total_optimizer_steps: int, temperature: float = 1.0) -> MegatronRole:
-    """The policy, from ``actor.load_path`` or ``model.path``; ``temperature`` is the one it is sampled at."""
+def build_actor(
+    job: Job, total_optimizer_steps: int, temperature: float = 1.0, *, layout: ParallelLayout | None = None
+) -> MegatronRole:
+    """The policy, from ``actor.load_path`` or ``model.path``; ``temperature`` is the one it is sampled at.
+
+    ``layout``: as configured, in an order that suits the engines; None = in natural order.
+    """
     config = job.config
     return build_role(
         job,
-        config.actor.parallel,
+        layout or job.layout(config.actor.parallel),
         config.actor,
         head="lm",
         folder=config.actor.load_path or config.model.path,
@@ -84,7 +88,7 @@ def build_critic(job: Job, total_optimizer_steps: int) -> MegatronRole:
     config = job.config
     return build_role(
         job,
-        config.critic.parallel,
+        job.layout(config.critic.parallel),
         config.critic,
         head="value",
         folder=config.critic.load_path or config.model.path,
@@ -97,7 +101,7 @@ def build_reference(job: Job) -> MegatronRole:
     config = job.config
     return build_role(
         job,
-        config.ref.parallel or config.actor.parallel,
+        job.layout(config.ref.parallel or config.actor.parallel),
         None,
         head="lm",
         folder=config.ref.load_path or config.actor.load_path or config.model.path,

@@ -1,8 +1,8 @@
-"""Handing the actor's weights to the rollout engine along a fixed plan."""
+"""Handing the actor's weights to the rollout engine along fixed plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megatron_rl.resharding.executor import ReshardExecutor
 from megatron_rl.resharding.plan import ReshardPlan
@@ -11,20 +11,24 @@ from megatron_rl.types.metrics import Metric, Metrics
 
 
 class WeightSync:
-    """Runs the reshard plan and owns everything a weight change implies: cache reset, version stamp, metrics."""
+    """Runs the reshard plans and owns everything a weight change implies: cache reset, version stamp, metrics."""
 
     def __init__(
-        self, executor: ReshardExecutor, plan: ReshardPlan, engine: RolloutEngine, verify: Callable[[], None] | None = None
+        self,
+        executors: Sequence[ReshardExecutor],
+        plan: ReshardPlan,
+        engine: RolloutEngine,
+        verify: Callable[[], None] | None = None,
     ) -> None:
         """Bind a planned transfer to the engine it feeds.
 
         Args:
-            executor: of the plan, on this rank.
-            plan: the same on all ranks.
+            executors: of the plans, on this rank, in the order in which they run.
+            plan: all of them as one, to count bytes; the same on all ranks.
             engine: what it feeds.
             verify: called after each transfer; raises where the engine does not hold the actor's weights.
         """
-        self._executor = executor
+        self._executors = executors
         self.plan = plan
         self._engine = engine
         self._verify = verify
@@ -42,7 +46,7 @@ class WeightSync:
         Raises ValueError naming the tensor where a shared parameter has moved, or where verification finds a difference.
         """
         self._engine.begin_weight_update()
-        stats = self._executor.run()
+        stats = [executor.run() for executor in self._executors]
         if self._verify is not None:
             self._verify()
         self._engine.finish_weight_update(version)
@@ -52,8 +56,8 @@ class WeightSync:
             "sync/bytes_copied": Metric(float(self.plan.copied_bytes), "sum"),
             "sync/bytes_aliased": Metric(float(self.plan.aliased_bytes), "sum"),
             "sync/bound_bytes": Metric(float(self.plan.bound_bytes), "sum"),
-            "sync/bound_ratio": Metric(stats.bound_ratio, "max"),
-            "sync/seconds": Metric(stats.seconds, "sum"),
-            "sync/peak_extra_bytes": Metric(float(stats.peak_extra_bytes), "max"),
+            "sync/bound_ratio": Metric(self.plan.bound_ratio, "max"),
+            "sync/seconds": Metric(sum(run.seconds for run in stats), "sum"),
+            "sync/peak_extra_bytes": Metric(float(sum(run.peak_extra_bytes for run in stats)), "max"),
             "sync/version": Metric(float(version), "last"),
         }
