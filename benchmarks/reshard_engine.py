@@ -79,7 +79,7 @@ class EngineCase:
         parameters = self.engine.parameters()
         budget = self.job.config.weight_sync.budget_bytes
         executor = ReshardExecutor(self.aliased, 0, self.actor.parameters, parameters, None, budget)
-        sync = WeightSync(executor, self.aliased, self.engine)
+        sync = WeightSync([executor], self.aliased, self.engine)
         device, cache_gib = self.job.platform.device, self.job.config.rollout.kv_cache_gib
         assert cache_gib is not None
         shared = {parameters[name].data_ptr() for name in self.aliased.aliases[0]}

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from megatron_rl.config.world import max_model_len
 from megatron_rl.data.tokenizer import Tokenizer
-from megatron_rl.resharding.aliasing import alias_report, summarise_report, with_aliases
+from megatron_rl.parallel.layout import ParallelLayout
+from megatron_rl.resharding.aliasing import alias_report, summarise_report
 from megatron_rl.resharding.executor import ReshardExecutor, aliased_runs
+from megatron_rl.resharding.fan_out import FanOutPlan, plan_transfer
+from megatron_rl.resharding.placement import placement_summary, run_placements
 from megatron_rl.resharding.plan import ReshardPlan
-from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.verify import verify_transfer
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.rollout.generator import RolloutGenerator
@@ -71,37 +73,58 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer, shared: Mapping[str, Tens
     return RolloutSide(engine=engine, generator=generator, sampling=sampling, validation_sampling=validation)
 
 
-def plan_weight_sync(job: Job, actor: MegatronRole) -> ReshardPlan:
+def actor_layout(job: Job) -> ParallelLayout:
+    """The actor's layout, its ranks in the order with which most weights are where the engines want them."""
+    choices = run_placements(job.config, job.world_size, job.ranks_per_node)
+    job.say(placement_summary(choices, job.platform.dtype.itemsize))
+    return choices["run"].train
+
+
+def plan_weight_sync(job: Job, actor: MegatronRole) -> FanOutPlan:
     """Plan the transfer from the actor's layout to the engine's; what can stay where it is, is aliased if so configured."""
-    model = job.config.model
-    plan = plan_reshard(
+    model, settings = job.config.model, job.config.weight_sync
+    plan = plan_transfer(
         logical_tensors(model),
         role_weights(job, actor),
         actor.groups.layout.ranks,
         vllm_rules_layout(model, job.rollout_layout),
         range(job.rollout_layout.world_size),
         itemsize=job.platform.dtype.itemsize,
-        budget_bytes=job.config.weight_sync.budget_bytes,
+        budget_bytes=settings.budget_bytes,
+        ranks_per_node=job.ranks_per_node,
+        fan_out=settings.fan_out,
     )
     same_dtype = all(parameter.dtype == job.platform.dtype for parameter in actor.parameters.values())
-    if job.config.weight_sync.alias and same_dtype:
-        plan = with_aliases(plan)
-    job.say(_summary(plan, job.rank))
+    if settings.alias and same_dtype:
+        plan = plan.aliased()
+    job.say(_summary(plan.both, job.rank))
     return plan
 
 
-def weights_to_share(job: Job, actor: MegatronRole, plan: ReshardPlan) -> dict[str, Tensor]:
+def weights_to_share(job: Job, actor: MegatronRole, plan: FanOutPlan) -> dict[str, Tensor]:
     """What the engine reads from the actor's own storage on this rank.
 
     The actor must be complete: its optimizer, when built, moves the weights into buffers of its own.
     """
-    return aliased_runs(plan, job.rank, actor.parameters)
+    return aliased_runs(plan.fetch, job.rank, actor.parameters)
 
 
-def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine, plan: ReshardPlan) -> WeightSync:
+def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine, plan: FanOutPlan) -> WeightSync:
     """Bind a plan to its two sides. Collectives: all ranks compare plans."""
     sources, destinations, settings = actor.named_local_parameters(), engine.parameters(), job.config.weight_sync
-    executor = ReshardExecutor(plan, job.rank, sources, destinations, dist.group.WORLD, settings.budget_bytes)
+    executor = partial(
+        ReshardExecutor,
+        rank=job.rank,
+        destinations=destinations,
+        group=dist.group.WORLD,
+        budget_bytes=settings.budget_bytes,
+        transport=settings.transport,
+    )
+    executors = [executor(plan.fetch, sources=sources)]
+    if plan.forward.rounds:
+        executors.append(executor(plan.forward, sources=destinations))
+    for summary in filter(None, (each.transport_summary for each in executors)):
+        job.say(summary)
     verify = partial(
         verify_transfer,
         logical_tensors(job.config.model),
@@ -111,7 +134,7 @@ def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine, plan: R
         destinations,
         job.host_group,
     )
-    return WeightSync(executor, plan, engine, verify if settings.verify else None)
+    return WeightSync(executors, plan.both, engine, verify if settings.verify else None)
 
 
 def _summary(plan: ReshardPlan, rank: int) -> str:

@@ -88,6 +88,11 @@ def test_check_prints_batches_memory_and_data(capsys) -> None:
     assert "64 prompts" in shown
 
 
+def test_check_prints_the_order_of_the_ranks(capsys) -> None:
+    check.run(["experiment=tiny_cpu", "actor.parallel.tensor=2", "rollout.tensor_parallel_size=4"])
+    assert "at best 0.0; order of the actor's ranks, fastest first: data=2 tensor=2" in capsys.readouterr().out
+
+
 def test_check_needs_no_torch_and_little_time(tmp_path) -> None:
     code = (
         "import sys; from megatron_rl.cli.main import main; code = main(['check', 'experiment=tiny_cpu']); "

@@ -18,6 +18,7 @@ from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
 from megatron_rl.training.rollout_assembly import (
+    actor_layout,
     build_rollout_side,
     build_weight_sync,
     plan_weight_sync,
@@ -50,6 +51,8 @@ class Agreement:
     bound_ratio: float
     aliased_bytes: float
     """Over all ranks."""
+    received_bytes: float
+    """Over all ranks."""
 
 
 def engine_agreement(configs: dict[str, RunConfig], folder: Path) -> dict[str, list[Agreement]]:
@@ -59,7 +62,7 @@ def engine_agreement(configs: dict[str, RunConfig], folder: Path) -> dict[str, l
 
 def _both_syncs(config: RunConfig, folder: Path) -> list[Agreement]:
     job = Job.join(config, folder)
-    actor = build_actor(job, 1, config.rollout.temperature)
+    actor = build_actor(job, 1, config.rollout.temperature, layout=actor_layout(job))
     assert config.model.tokenizer is not None
     # For its special ids alone: the prompts are ids already, and the vocabulary is smaller than the tokenizer's.
     plan = plan_weight_sync(job, actor)
@@ -93,6 +96,7 @@ def _compare(actor: MegatronRole, engine: VllmEngine, rollouts: RolloutBatch, ex
         num_parameters=len(loaded),
         bound_ratio=metrics["sync/bound_ratio"].value,
         aliased_bytes=metrics["sync/bytes_aliased"].value,
+        received_bytes=metrics["sync/bytes_received"].value,
     )
 
 

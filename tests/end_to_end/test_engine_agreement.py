@@ -23,8 +23,12 @@ CASES = {
     "qwen3-tp2-to-tp1dp2": (2, "qwen3", {"tensor": 2, "sequence_parallel": True}, 1),
     "qwen3-pp2-to-tp2": (2, "qwen3", {"pipeline": 2}, 2),
     "llama_tied-tp2pp2-to-tp2dp2": (4, "llama_tied", {"tensor": 2, "pipeline": 2}, 2),
+    "qwen2-tp2dp2-to-tp4": (4, "qwen2", {"tensor": 2, "data": 2}, 4),
+    "llama_tied-pp2dp2-to-tp1dp4": (4, "llama_tied", {"pipeline": 2, "data": 2}, 1),
 }
 """Ranks, family, the actor's degrees, the engine's tensor-parallel degree (the rest is its data parallelism)."""
+NODES = {"llama_tied-pp2dp2-to-tp1dp4": 2}
+"""Ranks as if on several nodes: each stage is on a node of its own, so engines of a node share what they lack."""
 COPIED = ("qwen3-pp2-to-tp2", "llama_tied-dp2-to-tp2")
 """Run with weight_sync.alias=false; elsewhere the engine reads in place what it can."""
 
@@ -47,6 +51,7 @@ def agreements(tmp_path_factory: pytest.TempPathFactory):
                     "rollout.temperature=1.2",
                     "rollout.ignore_eos=true",
                     f"rollout.tensor_parallel_size={rollout_tensor}",
+                    f"trainer.nnodes={NODES.get(name, 1)}",
                     "weight_sync.budget_mib=1",
                     f"weight_sync.alias={'false' if name in COPIED else 'true'}",
                     "actor.parallel.tensor=1",
@@ -78,3 +83,11 @@ def test_sync_writes_what_the_engines_own_loader_would(case: str, agreements) ->
             assert not found.unequal_parameters
             assert found.bound_ratio >= 1.0
             assert (found.aliased_bytes > 0) == (case not in COPIED)
+
+
+def test_sync_moves_what_the_order_of_the_ranks_says(agreements) -> None:
+    """TP2 x DP2 -> TP4: the run lays data replicas side by side, and only key/value heads that engines repeat are left."""
+    config = compose_run(["experiment=tiny_cpu", "actor.parallel.tensor=2", "rollout.tensor_parallel_size=4"])
+    assert config.weight_sync.permute
+    for rank in agreements(4):
+        assert {found.received_bytes for found in rank["qwen2-tp2dp2-to-tp4"]} == {0.0}

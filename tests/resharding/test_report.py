@@ -27,7 +27,7 @@ def test_report_reshard_matches_hand_computed() -> None:
 
 def test_report_reshard_charges_natural_order() -> None:
     train, rollout = ParallelLayout(tensor=2, data=4), RolloutLayout(tensor=8)
-    natural = report_reshard(QWEN3_8B, train, rollout, H200_NODE, permute=False)
+    natural = report_reshard(QWEN3_8B, train, rollout, H200_NODE, placement="natural")
     assert natural.bound_ratio == float("inf")
     assert natural.to_json_object()["bound_ratio"] is None
     assert report_reshard(QWEN3_8B, train, rollout, H200_NODE).max_received_bytes == 0
@@ -37,6 +37,15 @@ def test_report_reshard_keeps_apart_ranks() -> None:
     report = report_reshard(tiny_model(), ParallelLayout(tensor=2), RolloutLayout(tensor=2, offset=2), H200_NODE)
     assert [rank.received_bytes > 0 for rank in report.ranks] == [False, False, True, True]
     assert report.bound_ratio == 1.0
+
+
+def test_report_reshard_shows_every_order() -> None:
+    """TP4 x DP2 -> TP2 x DP4: free engine shards save more than any order of the training ranks that a run can have."""
+    layouts = ParallelLayout(tensor=4, data=2), RolloutLayout(tensor=2, data=4)
+    run, best = (report_reshard(QWEN3_8B, *layouts, H200_NODE, placement=name) for name in ("run", "best"))
+    assert run.order_bytes == best.order_bytes
+    assert run.order_bytes["natural"] == run.order_bytes["run"] == run.received_bytes
+    assert best.received_bytes == best.bound_bytes == run.bound_bytes == run.order_bytes["best"] < run.received_bytes
 
 
 def test_to_json_object_roundtrips() -> None:

@@ -140,10 +140,16 @@ def _load_then_step(runs: list[RoleRun], root: Path) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_load_invariant_to_layout_of_the_save(tied: bool, tmp_path: Path) -> None:
-    saver = RoleRun(layout=ParallelLayout(tensor=2), model=tiny_model(tied=tied), config=_config())
-    saved = run_distributed(2, _save_after, saver, tmp_path, 2)
+_SAVERS = {
+    "tied": ParallelLayout(tensor=2),
+    "untied_data_fastest": ParallelLayout(tensor=2, data=2, order=(("data", 2), ("tensor", 2))),
+}
+
+
+@pytest.mark.parametrize("saved_by", _SAVERS)
+def test_load_invariant_to_layout_of_the_save(saved_by: str, tmp_path: Path) -> None:
+    saver = RoleRun(layout=_SAVERS[saved_by], model=tiny_model(tied=saved_by == "tied"), config=_config())
+    saved = run_distributed(saver.layout.world_size, _save_after, saver, tmp_path, 2)
     expected = {what: gather_tensors(saved, saver, what) for what in ("saved", "next")}
     readers = [
         RoleRun(layout=layout, model=saver.model, config=saver.config)

@@ -26,6 +26,9 @@ _FOUR = {
     "tp2_pp2_vpp2_sp": dict(tensor=2, pipeline=2, virtual_pipeline=2, sequence_parallel=True),
     "tp2_dp2_sp": dict(tensor=2, data=2, sequence_parallel=True),
     "pp2_dp2": dict(pipeline=2, data=2),
+    "tp2_dp2_data_fastest": dict(tensor=2, data=2, sequence_parallel=True, order=(("data", 2), ("tensor", 2))),
+    "tp2_pp2_stages_fastest": dict(tensor=2, pipeline=2, order=(("pipeline", 2), ("tensor", 2))),
+    "pp2_dp2_stages_fastest": dict(pipeline=2, data=2, order=(("pipeline", 2), ("data", 2))),
 }
 _MODELS = {
     "tied": tiny_model(),
