@@ -93,13 +93,17 @@ def worker_environment(
     threads = 1 if not on_gpu else max(1, min(8, (os.cpu_count() or 1) // ranks_per_node))
     defaults = {
         "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": str(threads > 1).lower(),
+        "RAYON_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
     if on_gpu:
         defaults |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        if "PYTORCH_ALLOC_CONF" not in base:
+            # Packs of ever new lengths would leave holes in fixed segments.
+            defaults["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     else:
         defaults |= {
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_gib or 1))),

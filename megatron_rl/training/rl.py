@@ -22,6 +22,7 @@ from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.rollout.agreement import gather
+from megatron_rl.runtime.cuda_allocator import settle_allocator
 from megatron_rl.training.callbacks import TrainerCallback, load_callbacks
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.experience import ExperienceBuilder
@@ -66,6 +67,7 @@ def train(job: Job) -> int:
     """Run PPO, GRPO or a relative as configured; returns the exit code. Collectives: all ranks."""
     job = replace(job, config=with_engine_sleep(job.config, job.world_size, card_gib(job.platform.device)))
     config = job.config
+    _announce_memory(job)
     tokenizer = tokenizer_of(config.model)
     stream = _stream(job, tokenizer)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
@@ -83,6 +85,14 @@ def train(job: Job) -> int:
             f"{config.trainer.experiment_name}, {config.algorithm.name}",
         )
     return code
+
+
+def _announce_memory(job: Job) -> None:
+    """Say before models load how the card is shared. Raises ValueError where the allocator's settings forbid it."""
+    sleeps = bool(job.config.rollout.free_cache_engine)
+    job.say(f"rollout.free_cache_engine: {'the engine sleeps outside of rollouts' if sleeps else 'the engine stays awake'}")
+    if job.platform.device.type == "cuda":
+        job.say(settle_allocator(engine_sleeps=sleeps))
 
 
 def _reward_workers(job: Job) -> int:

@@ -59,3 +59,17 @@ def test_worker_environment_keeps_what_the_user_set() -> None:
 def test_worker_environment_names_every_start_differently() -> None:
     made = [worker_environment({}, attempt=name, on_gpu=False, ranks_per_node=2, kv_cache_gib=None) for name in "ab"]
     assert made[0][ATTEMPT] != made[1][ATTEMPT]
+
+
+@pytest.mark.parametrize(
+    ("base", "made"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, None),
+    ],
+    ids=["nothing", "old-name", "new-name"],
+)
+def test_worker_environment_sets_allocator_only_where_the_user_did_not(base, made) -> None:
+    environ = worker_environment(base, attempt="a", on_gpu=True, ranks_per_node=1, kv_cache_gib=None)
+    assert environ.get("PYTORCH_CUDA_ALLOC_CONF") == made
