@@ -70,8 +70,11 @@ def test_plan_fan_out_reduces_to_plan_reshard() -> None:
     assert fanned.fetch.received_bytes == plan_sync(model, train, rollout, budget_bytes=BUDGET).received_bytes
 
 
-def _fetch_then_forward() -> dict[str, int]:
-    """Ranks 0, 1 train (TP2), ranks 2, 3 are two engines on another node; returns wrong elements by parameter."""
+def _fetch_then_forward() -> tuple[dict[str, int], int, int]:
+    """Ranks 0, 1 train (TP2), ranks 2, 3 are two engines on another node.
+
+    Returns wrong elements by parameter, the bytes this rank sent to the other node, and what the plans say of that.
+    """
     rank = dist.get_rank()
     model = tiny_model("qwen2")
     train, rollout = ParallelLayout(tensor=2), RolloutLayout(data=2, offset=2)
@@ -82,19 +85,36 @@ def _fetch_then_forward() -> dict[str, int]:
     wanted = vllm_rules_layout(model, rollout)(rank)
     sources, engine = (allocate_buffers(fragments, torch.float32, 0.0) for fragments in (stored, wanted))
     scatter_logical(stored, tensors, sources)
+    crossed = [0]
+    send = dist.isend
+
+    def counted(tensor: torch.Tensor, dst: int, *args: object) -> dist.Work | None:
+        crossed[0] += tensor.numel() * tensor.element_size() * (dst // 2 != rank // 2)
+        return send(tensor, dst, *args)  # type: ignore[arg-type]
+
+    dist.isend = counted
     ReshardExecutor(plan.fetch, rank, sources, engine, dist.group.WORLD, BUDGET).run()
     ReshardExecutor(plan.forward, rank, engine, engine, dist.group.WORLD, BUDGET).run()
     expected = allocate_buffers(wanted, torch.float32, 0.0)
     scatter_logical(wanted, tensors, expected)
-    return {name: int((engine[name] != expected[name]).sum()) for name in engine}
+    wrong = {name: int((engine[name] != expected[name]).sum()) for name in engine}
+    planned = [t for part in (plan.fetch, plan.forward) for transfers in part.rounds for t in transfers if t.source_rank == rank]
+    away = sum(t.message.num_elements * 4 for t in planned if t.destination_rank // 2 != rank // 2)
+    return wrong, crossed[0], away
 
 
 def test_fan_out_matches_reference() -> None:
-    """After both plans, run by the ordinary executor over gloo, each engine holds every value of the checkpoint."""
-    wrong = run_distributed(4, _fetch_then_forward)
+    """After both plans, run by the ordinary executor over gloo, each engine holds every value of the checkpoint.
+
+    The model crosses between the nodes once and not once per engine, as planned.
+    """
+    wrong, crossed, planned = zip(*run_distributed(4, _fetch_then_forward), strict=True)
     assert wrong[0] == wrong[1] == {}
     for rank in (2, 3):
         assert wrong[rank] and not any(wrong[rank].values())
+    once = 4 * sum(torch.Size(tensor.shape).numel() for tensor in logical_tensors(tiny_model("qwen2")))
+    assert crossed == planned
+    assert sum(crossed) == once
 
 
 def test_plan_fan_out_invariant_to_replica_count_of_shares() -> None:
