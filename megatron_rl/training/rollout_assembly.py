@@ -60,6 +60,7 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer, shared: Mapping[str, Tens
         device=job.platform.device,
         dtype=job.platform.dtype,
         max_model_len=max_model_len(config),
+        sleep_mode=bool(config.rollout.free_cache_engine),
         shared=shared or {},
     )
     engine = VllmEngine(spec, job.host_group)
