@@ -31,6 +31,7 @@ class HfTokenizer(SpecialTokens):
         self._fast = fast
         self._ids = frozenset(fast.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(self._ids) + 1
+        self._is_gapless = len(self._ids) == self.vocab_size
         self._adds_bos = _begins_with_bos(fast, self.bos_token_id, settings.add_bos_token)
 
     @classmethod
@@ -63,9 +64,21 @@ class HfTokenizer(SpecialTokens):
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text; ids without a token show as U+FFFD, where the library would drop them unseen."""
-        ids = [int(token_id) for token_id in token_ids]
-        if all(token_id in self._ids for token_id in ids):
-            return self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.decode_batch([token_ids], skip_special_tokens)[0]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return a text for each sequence of ids, as ``decode``."""
+        rows = [list(map(int, token_ids)) for token_ids in batch]
+        if all(map(self._all_known, rows)):
+            return list(self._fast.decode_batch(rows, skip_special_tokens=skip_special_tokens))
+        return [self._decode_around_gaps(row, skip_special_tokens) for row in rows]
+
+    def _all_known(self, ids: list[int]) -> bool:
+        if self._is_gapless:  # a look-up for each id of a large vocabulary would take as long as decoding it
+            return not ids or (0 <= min(ids) and max(ids) < self.vocab_size)
+        return self._ids.issuperset(ids)
+
+    def _decode_around_gaps(self, ids: list[int], skip_special_tokens: bool) -> str:
         parts: list[str] = []
         known: list[int] = []
         for token_id in ids:

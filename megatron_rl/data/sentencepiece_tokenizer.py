@@ -88,6 +88,10 @@ class SentencePieceTokenizer(SpecialTokens):
                 plain = []
         return "".join([*parts, self._decode_plain(plain, parts)])
 
+    def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return a text for each sequence of ids, as ``decode``."""
+        return [self.decode(token_ids, skip_special_tokens) for token_ids in batch]
+
     def _decode_plain(self, token_ids: list[int], before: list[str]) -> str:
         """Decode a run; only the first run of a text loses its word-start space."""
         return str((self._continuation if before else self._processor).decode(token_ids)) if token_ids else ""

@@ -54,6 +54,10 @@ class Tokenizer(Protocol):
         """Return the text of ``token_ids``. An id without a token (a padded vocabulary row) shows as U+FFFD."""
         ...
 
+    def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return ``decode`` of each sequence; many at once are faster."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -65,7 +65,7 @@ class RewardScorer:
     def _responses(self, rollouts: RolloutBatch) -> tuple[str, ...]:
         starts, lengths = rollouts.prompt_lengths_B.tolist(), rollouts.response_lengths_B.tolist()
         rows = rollouts.tokens_BS.tolist()
-        return tuple(self._tokenizer.decode(row[a : a + n]) for row, a, n in zip(rows, starts, lengths, strict=True))
+        return tuple(self._tokenizer.decode_batch([row[a : a + n] for row, a, n in zip(rows, starts, lengths, strict=True)]))
 
     def _samples(self, prompts: PromptBatch, rollouts: RolloutBatch, responses: tuple[str, ...]) -> list[RewardSample]:
         samples = []

@@ -66,6 +66,13 @@ def test_decode_shows_ids_without_a_token(bpe_folder: Path) -> None:
     assert tokenizer.decode([*two, tokenizer.vocab_size, *dog, 1]) == "two\ufffddog"
 
 
+def test_decode_batch_equals_one_by_one(bpe_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(bpe_folder))
+    batch = [tokenizer.encode("two dogs", False), [], [tokenizer.vocab_size], tokenizer.encode("café", False)]
+    assert tokenizer.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
+    assert tokenizer.decode_batch(batch[:2]) == [tokenizer.decode(ids) for ids in batch[:2]]
+
+
 def test_load_tokenizer_converts_vocabulary_files(tmp_path: Path) -> None:
     folder = write_bpe_folder(tmp_path)
     stored = json.loads((folder / "tokenizer.json").read_text())
