@@ -22,7 +22,7 @@ SCORING, UPDATES = ("old_log_prob", "ref", "values"), ("update_actor", "update_c
 USEFUL = ("gen", *SCORING, *UPDATES)
 """Phases that generate, score or train; the rest of a step is overhead."""
 _RAN_S = 1e-3
-"""A role that is absent, or whose answer is known already, takes less than this."""
+"""A role that is absent, or whose answer is known already, takes less than this and did not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ def phase_figures(
     found = []
     for phase in names:
         seconds = [_seconds(record, phase) for record in records]
-        if phase == "step" or max(seconds) <= 0:
+        if phase == "step" or (phase in USEFUL and max(seconds) < _RAN_S):
             continue
-        works = [_work(config, phase, documents[_step(record)]) for record in records] if min(seconds) > _RAN_S else []
-        rates = [(work, used) for work, used in zip(works, seconds, strict=False) if work is not None]
+        works = [_work(config, phase, documents[_step(record)]) for record in records]
+        rates = [(work, used) for work, used in zip(works, seconds, strict=True) if work is not None]
         matmul_rate = num_ranks * ceilings.matmul_flops_per_s
         copy_rate = num_ranks * ceilings.copy_bytes_per_s
         found.append(

@@ -137,7 +137,7 @@ def bare_job(measured: Measured, folder: Path) -> BareJob:
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         enable_prefix_caching=rollout.enable_prefix_caching,
-        enforce_eager=rollout.enforce_eager,
+        enforce_eager=rollout.enforce_eager or config.trainer.device == "cpu",
         kv_cache_memory_bytes=int(rollout.kv_cache_gib * 2**30),
         temperature=rollout.temperature,
         num_stop_ids=len(tokenizer.eos_token_ids) if not rollout.ignore_eos else 0,
