@@ -73,7 +73,10 @@ COMMANDS = {
         usage="model=PRESET train.KEY=N rollout.KEY=N [--json]; --grid: many pairs; without arguments: every key",
     ),
     "env": Command(
-        "megatron_rl.cli.env:run", "what is installed here, and what each absence costs", takes_overrides=False, usage=""
+        "megatron_rl.cli.env:run",
+        "what is installed here, and what each absence costs",
+        takes_overrides=False,
+        usage="[--json]",
     ),
     "demo": Command("megatron_rl.cli.demo:run", "watch a tiny model learn on this machine", takes_overrides=False),
 }
