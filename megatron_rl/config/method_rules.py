@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_rl.config.optim_rules import optim_problems
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.training import OptimConfig
 from megatron_rl.config.world import max_model_len
 
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
@@ -80,9 +80,9 @@ def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
 
 def schedule_problems(config: RunConfig) -> Iterator[str]:
     """Optimizer schedules, saving, validating, resuming."""
-    yield from _optim_problems("actor.optim", config.actor.optim)
+    yield from optim_problems("actor.optim", config.actor.optim, config.trainer.dtype)
     if config.uses_critic:
-        yield from _optim_problems("critic.optim", config.critic.optim)
+        yield from optim_problems("critic.optim", config.critic.optim, config.trainer.dtype)
     trainer = config.trainer
     for key, every in (("trainer.save_freq", trainer.save_freq), ("trainer.test_freq", trainer.test_freq)):
         if every == 0 or every < -1:
@@ -91,13 +91,3 @@ def schedule_problems(config: RunConfig) -> Iterator[str]:
         yield "trainer.resume_mode=path needs trainer.resume_path"
     if trainer.resume_mode != "path" and trainer.resume_path is not None:
         yield f"trainer.resume_path is ignored with trainer.resume_mode={trainer.resume_mode}; use resume_mode=path"
-
-
-def _optim_problems(key: str, optim: OptimConfig) -> Iterator[str]:
-    if not all(0.0 <= beta < 1.0 for beta in optim.betas):
-        yield f"{key}.betas={list(optim.betas)}: each must lie in [0, 1)"
-    if optim.min_lr > optim.lr:
-        yield f"{key}.min_lr={optim.min_lr} exceeds {key}.lr={optim.lr}"
-    decays = optim.lr_decay_steps
-    if decays is not None and decays <= optim.lr_warmup_steps:
-        yield f"{key}.lr_decay_steps={decays} must exceed {key}.lr_warmup_steps={optim.lr_warmup_steps}"

@@ -28,7 +28,7 @@ from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.runtime.platform import Platform
 from megatron_rl.training.heads import lm_loss, lm_outputs, value_outputs, vocab_shard
 from megatron_rl.training.loss_closures import LossFunction
-from megatron_rl.training.optimizer import RoleOptimizer, wrap_data_parallel
+from megatron_rl.training.optimizer import RoleOptimizer, require_optimizer, wrap_data_parallel
 from megatron_rl.training.pipeline import run_pipeline
 from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
 from megatron_rl.types.masks import response_mask
@@ -119,6 +119,7 @@ class MegatronRole:
         groups = RoleGroups.build(layout, registry)
         frozen = role_config is None
         config = role_config or TrainedRoleConfig()
+        require_optimizer(config.optim, platform)
         chunks = build_stage(model_config, groups, platform, head=head, recompute=config.recompute)
         initialise(named_local_parameters(chunks, groups), model_config, groups, seed)
         return cls(
@@ -139,7 +140,7 @@ class MegatronRole:
         """Tell the role that its parameters were written from outside: f32 master copies follow, padding is zeroed."""
         self._zero_vocabulary_padding()
         if self.optimizer is not None:
-            self.optimizer.megatron.reload_model_params()
+            self.optimizer.weights_changed()
 
     def score(self, samples: Samples, *, with_entropy: bool = False, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probs (and entropies) of the response tokens.
@@ -172,8 +173,13 @@ class MegatronRole:
         """
         return self._evaluate(samples, lambda *args: [value_outputs(*args)], 1)[0]
 
-    def update(self, batch: MiniBatch, loss: LossFunction) -> Metrics:
+    def update(self, batch: MiniBatch, loss: LossFunction, *, another_follows: bool = False) -> Metrics:
         """One optimizer step on ``sum(weights * token loss)`` over the global mini-batch.
+
+        Args:
+            batch: samples of this step.
+            loss: of their predicted tokens.
+            another_follows: the role's next call is another update, so its weights need not be whole before it.
 
         Returns the loss's metrics, ``grad_norm``, ``lr`` and ``update_skipped``, the same on every rank.
 
@@ -193,6 +199,8 @@ class MegatronRole:
         )
         metrics = self._reduce_metrics(kept)
         outcome = self.optimizer.step()
+        if not another_follows:
+            self.optimizer.complete_weights()
         return {
             **metrics,
             "grad_norm": Metric(outcome.grad_norm),
@@ -255,6 +263,8 @@ class MegatronRole:
     def _evaluate(self, samples: Samples, outputs: _Outputs, num_outputs: int) -> Tensor:
         """Forward pass over a global batch; f32 ``[num_outputs, B, S]`` on every rank."""
         self._set_training(False)
+        if self.optimizer is not None:
+            self.optimizer.complete_weights()
         tokens_BS = samples.tokens_BS
         cut = self._cut(samples.prompt_lengths_B + samples.response_lengths_B)
         mask_BS = response_mask(samples.prompt_lengths_B, samples.response_lengths_B, tokens_BS.shape[1])
@@ -279,6 +289,8 @@ class MegatronRole:
         if stage.head == "value":
             scalar, metrics = loss(value_outputs(stage, hidden, batch.packed), None, batch.loss_inputs)
         else:
+            assert self.optimizer is not None
+            self.optimizer.wait_for(stage.head_weight())
             shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
             scalar, metrics = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature)
         return scalar, {f"{kind}:{name}": value.detach().float() for name, (value, kind) in metrics.items()}

@@ -15,12 +15,15 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron_rl.config.training import OptimConfig
+from megatron_rl.config.training import OptimConfig, OptimizerDtype
 from megatron_rl.models.gpt import TransformerStage
 from megatron_rl.parallel.groups import RoleGroups
 from megatron_rl.runtime.platform import Platform
+from megatron_rl.training.master_weights import forget_remainders
 
 _log = logging.getLogger(__name__)
+
+_DTYPES: dict[OptimizerDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def adam_implementation() -> str:
@@ -40,17 +43,32 @@ def adam_implementation() -> str:
     return "torch"
 
 
+def require_optimizer(optim: OptimConfig, platform: Platform) -> None:
+    """Raise ValueError where the settings need an Adam that is not installed, before a model is built."""
+    if not optim.use_precision_aware_optimizer:
+        return
+    if platform.device.type != "cuda" or adam_implementation() != "transformer_engine":
+        raise ValueError(
+            f"optim.use_precision_aware_optimizer=true needs Transformer Engine's Adam on a GPU; here are "
+            f"{platform.device.type} and {adam_implementation()}'s Adam. Install transformer-engine, or leave it out and set "
+            "main_grads_dtype, exp_avg_dtype and exp_avg_sq_dtype to float32"
+        )
+    if platform.dtype != torch.bfloat16:
+        raise ValueError(f"optim.use_precision_aware_optimizer=true needs trainer.dtype=bfloat16, not {platform.dtype}")
+
+
 def wrap_data_parallel(
     chunks: Sequence[TransformerStage], groups: RoleGroups, optim: OptimConfig
 ) -> list[DistributedDataParallel]:
-    """Put each chunk into Megatron's data-parallel wrapper: gradients are f32 and *added*, never averaged.
+    """Put each chunk into Megatron's data-parallel wrapper: gradients are *added*, never averaged.
 
     With the distributed optimizer this moves all parameters into one buffer per dtype; their storage stays put after.
     """
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=optim.main_grads_dtype == "float32",
         use_distributed_optimizer=optim.use_distributed_optimizer,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=optim.overlap_grad_reduce,
+        overlap_param_gather=optim.overlap_param_gather,
         average_in_collective=False,
     )
     return [
@@ -96,6 +114,9 @@ class RoleOptimizer:
             raise ValueError(f"optim.min_lr={optim.min_lr} is above optim.lr={optim.lr}; lower it")
         adam_implementation()
         self.chunks = list(chunks)
+        self._gathers_late = optim.overlap_param_gather
+        self._has_stale_weights = optim.overlap_param_gather
+        """Whether other ranks' parts of the weights may be older than the last step."""
         self.megatron: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -110,6 +131,11 @@ class RoleOptimizer:
                 bf16=platform.dtype == torch.bfloat16,
                 params_dtype=platform.dtype,
                 use_distributed_optimizer=optim.use_distributed_optimizer,
+                overlap_param_gather=optim.overlap_param_gather,
+                use_precision_aware_optimizer=optim.use_precision_aware_optimizer,
+                main_grads_dtype=_DTYPES[optim.main_grads_dtype],
+                exp_avg_dtype=_DTYPES[optim.exp_avg_dtype],
+                exp_avg_sq_dtype=_DTYPES[optim.exp_avg_sq_dtype],
             ),
             self.chunks,
             use_gloo_process_groups=False,
@@ -142,7 +168,9 @@ class RoleOptimizer:
     def step(self) -> StepOutcome:
         """Clip and apply the gradients, unless they are not finite.
 
-        The schedule moves first: the first of ``n`` warm-up steps runs at ``lr / n``, not at 0.
+        The schedule moves first: the first of ``n`` warm-up steps runs at ``lr / n``, not at 0. With
+        ``optim.overlap_param_gather`` the weights are whole only after :meth:`complete_weights`; a forward pass gathers
+        those of each layer before it runs.
 
         Collectives: the role's ranks (norm), the data-parallel group (parameters).
         """
@@ -154,7 +182,27 @@ class RoleOptimizer:
             _log.warning("gradient norm is %s: this optimizer step is skipped", grad_norm)
             return StepOutcome(grad_norm, lr, skipped=True)
         self.megatron.step()
+        self._has_stale_weights = self._gathers_late
         return StepOutcome(grad_norm, lr, skipped=False)
+
+    def complete_weights(self) -> None:
+        """Gather what is not yet whole after the last step. Collectives: the data-parallel group."""
+        if self._has_stale_weights:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
+            self._has_stale_weights = False
+
+    def wait_for(self, weight: torch.nn.Parameter) -> None:
+        """Complete one weight that is read without calling its module. Collectives: the data-parallel group."""
+        if self._gathers_late:
+            for chunk in self.chunks:
+                if weight in chunk.param_to_bucket_group:
+                    chunk.param_to_bucket_group[weight].finish_param_sync()
+
+    def weights_changed(self) -> None:
+        """Take over weights that were written from outside."""
+        self.megatron.reload_model_params()
+        forget_remainders(self.megatron)
 
     def state_dict(self) -> dict[str, Any]:
         """Of the schedule; the optimizer's own state is sharded, see ``checkpoint``."""

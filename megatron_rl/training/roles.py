@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from megatron_rl.config.training import ActorConfig, CriticConfig, TrainedRoleCo
 from megatron_rl.training.loss_closures import PolicyLoss, ValueLoss
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.mini_batches import mini_batches
-from megatron_rl.types.batches import Experience, RolloutBatch
+from megatron_rl.types.batches import Experience, MiniBatch, RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, merge
 
 
@@ -53,7 +54,7 @@ class UpdateCut:
             max_response_length=self.max_response_length,
             seed=seed,
         )
-        return merge([role.update(batch, loss) for batch in batches])
+        return merge([role.update(batch, loss, another_follows=follows) for batch, follows in _with_successor(batches)])
 
 
 class Actor:
@@ -122,6 +123,16 @@ class NullReference:
     def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor) -> Tensor:
         """The old log-probs."""
         return old_logprobs_BS
+
+
+def _with_successor(batches: Iterable[MiniBatch]) -> Iterator[tuple[MiniBatch, bool]]:
+    """Each mini-batch and whether another follows, one ahead of the caller."""
+    ahead = iter(batches)
+    current = next(ahead, None)
+    while current is not None:
+        following = next(ahead, None)
+        yield current, following is not None
+        current = following
 
 
 def prefixed(role: str, metrics: Metrics) -> dict[str, Metric]:

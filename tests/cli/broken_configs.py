@@ -52,6 +52,24 @@ BROKEN = {
     "cpu_head_dim": BrokenConfig(
         (*GRPO, "model.head_dim=16"), "model.head_dim=16: on CPU the rollout engine has attention for"
     ),
+    "moment_dtype": BrokenConfig(
+        (*GRPO, "actor.optim.exp_avg_dtype=bfloat16"), "needs actor.optim.use_precision_aware_optimizer=true"
+    ),
+    "bfloat16_second_moment": BrokenConfig(
+        (*GRPO, "actor.optim.use_precision_aware_optimizer=true", "actor.optim.exp_avg_sq_dtype=bfloat16"),
+        "so it could only grow; use float32, or a betas[1] of 0.99 or less",
+    ),
+    "precision_aware_float32": BrokenConfig(
+        (*PPO, "critic.optim.use_precision_aware_optimizer=true", "trainer.dtype=float32"),
+        "critic.optim.use_precision_aware_optimizer=true with trainer.dtype=float32",
+    ),
+    "precision_aware_replicated": BrokenConfig(
+        (*GRPO, "actor.optim.use_precision_aware_optimizer=true", "actor.optim.use_distributed_optimizer=false"),
+        "needs actor.optim.use_distributed_optimizer=true",
+    ),
+    "overlap_param_gather": BrokenConfig(
+        (*GRPO, "actor.optim.overlap_param_gather=true"), "actor.optim.overlap_grad_reduce=true; set both"
+    ),
     "mini_batch": BrokenConfig((*GRPO, "actor.ppo_mini_batch_size=12"), "nearest legal values: 8 or 16"),
     "critic_mini_batch": BrokenConfig((*PPO, "critic.ppo_mini_batch_size=5"), "nearest legal values: 4 or 8"),
     "micro_batch": BrokenConfig((*GRPO, "actor.use_dynamic_bsz=false"), "needs actor.ppo_micro_batch_size_per_gpu"),

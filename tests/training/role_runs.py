@@ -105,8 +105,9 @@ def run_role(run: RoleRun) -> Answer:
     else:
         answer.update(values=role.values(batch).numpy())
         loss = ValueLossForTest()
-    for _ in range(run.steps):
-        answer["metrics"] = {name: metric.value for name, metric in role.update(batch, loss).items()}
+    for step in range(1, run.steps + 1):
+        metrics = role.update(batch, loss, another_follows=step < run.steps)
+        answer["metrics"] = {name: metric.value for name, metric in metrics.items()}
     role.check_replicas()
     answer["gradients"] = {name: p.main_grad.numpy().copy() for name, p in role.parameters.items()}
     answer["weights"] = {name: p.detach().numpy().copy() for name, p in role.parameters.items()}

@@ -90,6 +90,37 @@ def test_update_invariant_to_distributed_optimizer() -> None:
     assert_same_run(answers, run.on(data=2), _single("tied", "lm"))
 
 
+def _runs_with_small_buckets(runs: list[RoleRun]) -> list[Answer]:
+    """Buckets of a few tensors each, as a large model has them."""
+    from megatron_rl.training import optimizer
+
+    optimizer.DistributedDataParallelConfig = functools.partial(  # type: ignore[misc]
+        optimizer.DistributedDataParallelConfig, bucket_size=4000
+    )
+    return _runs(runs)
+
+
+def _check_overlap(world: int, model: str, layouts: list[dict[str, object]]) -> None:
+    overlap = _OPTIM.model_copy(update={"overlap_grad_reduce": True, "overlap_param_gather": True})
+    plain = RoleRun(model=_MODELS[model], steps=3)
+    # Several micro-batches a rank, so that all but the last must hold their gradients back.
+    overlapping = replace(plain, config=TrainedRoleConfig(optim=overlap, ppo_max_token_len_per_gpu=24))
+    runs = [overlapping.on(**degrees) for degrees in layouts]
+    (expected,) = run_distributed(1, run_role, plain)
+    answers = run_distributed(world, _runs_with_small_buckets, runs)
+    for index, run in enumerate(runs):
+        assert_same_run([answer[index] for answer in answers], run, expected)
+
+
+def test_update_invariant_to_overlap_on_two_ranks() -> None:
+    # Untied: the head's weight has a bucket of its own, and no module call waits for it.
+    _check_overlap(2, "untied_qk_norm", [dict(data=2)])
+
+
+def test_update_invariant_to_overlap_on_four_ranks() -> None:
+    _check_overlap(4, "tied", [dict(pipeline=2, data=2), dict(pipeline=2, virtual_pipeline=2, data=2)])
+
+
 def test_update_with_fewer_samples_than_ranks_invariant_to_dp() -> None:
     # Three samples, of which one counts, on four ranks: the idle ones send a padding document through the pipeline.
     base = RoleRun(num_samples=3)
