@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,24 +70,28 @@ class FreedGradients:
     def __init__(self, optimizer: RoleOptimizer) -> None:
         """Watch the buffers of one role."""
         self._optimizer = optimizer
+        self._freed: list[tuple[Tensor, int]] = []
+        """Emptied buffers, and their storage's size in bytes."""
 
     def offload(self) -> None:
         """Free them, and what the optimizer derived from them."""
         self._optimizer.megatron.zero_grad()
-        for chunk in self._optimizer.chunks:
-            chunk.offload_grad_buffers(synchronize=False, empty_cache=False)
+        self._freed = [(buffer.grad_data, buffer.grad_data.untyped_storage().nbytes()) for buffer in _buffers(self._optimizer)]
+        for gradients, _ in self._freed:
+            gradients.untyped_storage().resize_(0)
 
     def load(self) -> None:
         """Allocate them anew, zeroed; every ``main_grad`` is a valid view again."""
-        for chunk in self._optimizer.chunks:
-            chunk.restore_grad_buffers(synchronize=False)
+        for gradients, size in self._freed:
+            gradients.untyped_storage().resize_(size)
+            gradients.zero_()
+        self._freed = []
 
 
 def optimizer_tensors(role: MegatronRole) -> Iterator[Tensor]:
     """Moments and f32 master weights of a role on its device; weights that the model computes with are not among them."""
     assert role.optimizer is not None
-    buffers = [buffer for chunk in role.optimizer.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
-    flat = [tensor for buffer in buffers for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
+    flat = [t for buffer in _buffers(role.optimizer) for t in (buffer.param_data, buffer.grad_data) if t is not None]
     fixed = {_identity(tensor) for tensor in (*role.parameters.values(), *flat)}
     for leaf in leaf_optimizers(role.optimizer.megatron):
         held: list[object] = [tensor for group in leaf.optimizer.param_groups for tensor in group["params"]]
@@ -99,6 +104,12 @@ def optimizer_tensors(role: MegatronRole) -> Iterator[Tensor]:
 def parameter_tensors(role: MegatronRole) -> Sequence[Tensor]:
     """Weights of a role, for one whose storage no engine reads in place."""
     return list(role.parameters.values())
+
+
+def _buffers(optimizer: RoleOptimizer) -> Iterator[Any]:
+    """Megatron's flat buffers of weights and gradients."""
+    for chunk in optimizer.chunks:
+        yield from chunk.buffers + chunk.expert_parallel_buffers
 
 
 def _identity(tensor: Tensor) -> int:
