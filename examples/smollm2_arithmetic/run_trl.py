@@ -38,7 +38,7 @@ from megatron_rl.data.prompts import source_rows
 from megatron_rl.data.reasoning_gym_source import Split
 from megatron_rl.rewards.math_answer import last_number_match
 
-_GPU_SHARE = float(os.environ.get("TRL_VLLM_GPU_SHARE", "0.3"))
+_GPU_SHARE = float(os.environ.get("TRL_VLLM_GPU_SHARE", "0.1"))
 _SAMPLES_PER_FORWARD = int(os.environ.get("TRL_SAMPLES_PER_FORWARD", "512"))
 _PHASES = {"vLLM.generate": "gen", "transformers.generate": "gen", "sync_weights": "update_weights", "score": "reward"}
 """TRL's own names -> ours; what is left of a step is scoring and the update."""
@@ -52,8 +52,6 @@ class Record:
     steps: list[dict[str, float]] = field(default_factory=list)
     validations: list[dict[str, float]] = field(default_factory=list)
     peak_allocated_gib: float = 0.0
-    peak_used_gib: float = 0.0
-    """Of the whole device, the engine's pool and CUDA's own share included."""
 
     def write(self, path: Path) -> None:
         """Store as JSON."""
@@ -118,12 +116,13 @@ def trl_config(config: RunConfig, folder: Path) -> GRPOConfig:
 class Clock(TrainerCallback):
     """Times steps and TRL's own phases, and validates outside of the clock."""
 
-    def __init__(self, config: RunConfig, record: Record, tokenizer: PreTrainedTokenizerBase, held_out: Dataset) -> None:
-        """Validate every ``trainer.test_freq`` steps on ``held_out``; ``trainer`` is set once there is one."""
+    def __init__(self, config: RunConfig, out: Path, record: Record, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Validate every ``trainer.test_freq`` steps, and store the record then; ``trainer`` is set once there is one."""
         self._config = config
+        self._out = out
         self._record = record
         self._tokenizer = tokenizer
-        self._held_out = held_out
+        self._held_out = questions(config, "val")
         self.trainer: GRPOTrainer | None = None
         self.phases: dict[str, float] = defaultdict(float)
         self._wall_s = 0.0
@@ -168,6 +167,9 @@ class Clock(TrainerCallback):
         scored = [last_number_match("", text, a, {}) for text, a in zip(answers, self._held_out["answer"], strict=True)]
         accuracy = sum(scored) / len(scored)
         self._record.validations.append({"step": step, "wall_s": self._wall_s, "val/accuracy/mean": accuracy})
+        if torch.cuda.is_available():
+            self._record.peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
+        self._record.write(self._out)
         print(f"step {step}: {self._wall_s:.1f} s of training, held-out accuracy {accuracy:.3f}", flush=True)
 
     def _answers(self, prompts: list[list[int]]) -> list[str]:
@@ -205,7 +207,7 @@ def main(model: Path, out: Path, overrides: list[str]) -> None:
     args = trl_config(config, out.with_suffix(""))
     stated = {name: value for name, value in args.to_dict().items() if isinstance(value, (int, float, str, bool))}
     record = Record(settings={"trl": trl.__version__, "overrides": overrides, **stated})
-    clock = Clock(config, record, tokenizer, questions(config, "val"))
+    clock = Clock(config, out, record, tokenizer)
     _record_phases(clock)
     clock.trainer = GRPOTrainer(
         model=str(model),
@@ -216,10 +218,6 @@ def main(model: Path, out: Path, overrides: list[str]) -> None:
         callbacks=[clock],
     )
     clock.trainer.train()
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        record.peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
-        record.peak_used_gib = (total - free) / 2**30
     record.write(out)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
