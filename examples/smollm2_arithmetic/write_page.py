@@ -65,8 +65,8 @@ def speed_table(runs: Mapping[str, RunRecord]) -> str:
     """Seconds per step and throughput, steps after the first five."""
     rows = []
     for name, run in runs.items():
-        seconds = run.step_seconds()
-        low, *_, high = statistics.quantiles(seconds, n=10)
+        seconds = sorted(run.step_seconds())
+        low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
         cells = [f"{statistics.median(seconds):.3f} ({low:.3f}-{high:.3f})", f"{run.tokens_per_second():,.0f}"]
         rows.append([TITLES[name], str(len(run.steps)), *cells, f"{run.peak_allocated_gib:.1f}"])
     return table(["run", "steps", "s/step, median (10th-90th percentile)", "tokens/s", "peak GiB"], rows)
