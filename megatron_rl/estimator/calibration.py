@@ -1,132 +1,183 @@
-"""A handful of efficiencies fitted from stored measurements; whatever has no measurement is an assumption and says so.
+"""Coefficients from measurements: one linear fit over all phases, each coefficient starting from what is believed of it.
 
-Update: ``efficiency(k) = top * k / (k + half)`` of the data-sheet peak, ``k`` tokens in a micro-batch, so
-``1 / efficiency`` is a straight line in ``1 / k``. Rollout: ``seconds = hardware + iterations * a + tokens * b``, see
-``decode``.
+Seconds of a phase are ``sum(work * ideal seconds * slowness) + messages``: linear in the slownesses (``1 / fraction``, or
+seconds each). Beliefs and their spreads are those of ``coefficients``; a coefficient that no record speaks of keeps its own.
+
+``python -m megatron_rl.estimator.calibration FILE ... --held-out NAME ...`` takes records into the package's data, fits,
+prints prediction against measurement and renews the tables of docs/cost_estimator.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
 
-from megatron_rl.config.model import ModelConfig
-from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.catalogue import Gpu
-from megatron_rl.estimator.coefficients import Coefficient, Coefficients
-from megatron_rl.estimator.decode import EngineLoad, hardware_s
-from megatron_rl.estimator.flops import train_flops
-from megatron_rl.estimator.least_squares import fit_line, fit_two
-from megatron_rl.estimator.measurements import Measurement
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.estimator.catalogue import GIB, Gpu
+from megatron_rl.estimator.coefficients import PRICES, Coefficient, Coefficients, ideal_s
+from megatron_rl.estimator.fitted import COEFFICIENTS_FILE, write_coefficients
+from megatron_rl.estimator.least_squares import Observation, Unknown, fit_bounded
+from megatron_rl.estimator.measured_run import MeasuredRun, measured_runs
+from megatron_rl.estimator.measurements import (
+    MEASUREMENTS_FILE,
+    Measurement,
+    PhaseName,
+    read_records,
+    write_records,
+)
+from megatron_rl.estimator.step_time import PhaseCost
+from megatron_rl.estimator.work import WORK_KINDS
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """A measurement with what its names mean."""
-
-    record: Measurement
-    config: RunConfig
-    gpu: Gpu
-
-    @property
-    def model(self) -> ModelConfig:
-        """Shape."""
-        return self.config.model
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Of the actor; all samples are taken to be one micro-batch where they fit."""
-        batch = self.record.batch
-        share = round(batch.samples * (batch.prompt_tokens + batch.response_tokens))
-        return min(self.config.actor.ppo_max_token_len_per_gpu, share)
+PHASE_NOISE_FRAC = 0.05
+"""Standard deviation of what the model leaves out, of a phase's time; short phases are noisier."""
+_NOISE_FRAC: Mapping[PhaseName, float] = {"sync": 0.3, "other": 0.3}
+_DATA = Path(__file__).parent / "data"
+_PAGE = Path(__file__).parents[2] / "docs" / "cost_estimator.md"
 
 
-def fit(runs: Iterable[MeasuredRun], gpu: Gpu) -> Coefficients:
-    """Coefficients for one kind of card: from its own measurements, else from those of all kinds.
+def fit(runs: Iterable[MeasuredRun], gpu: Gpu, believed: Coefficients | None = None) -> Coefficients:
+    """Coefficients of one kind of card from its records with ``use="calibration"``, starting from ``believed``.
 
-    Only records with ``use="calibration"`` count.
+    Without such records the answer is ``believed`` itself.
     """
-    usable = [run for run in runs if run.record.use == "calibration"]
-    own = [run for run in usable if run.gpu.name == gpu.name]
-    chosen = own or usable
-    found = _yardsticks(chosen)
-    coefficients = Coefficients(**found, gpu="+".join(dict.fromkeys(run.gpu.name for run in chosen)))
-    fitted = _update(chosen) | _rollout(chosen, coefficients)
-    return Coefficients(**(found | fitted), gpu=coefficients.gpu)
+    known = Coefficients() if believed is None else believed
+    own = [run for run in runs if run.record.use == "calibration" and run.gpu.name == gpu.name]
+    if not own:
+        return known
+    known = known.updated(_rates(own) | _memory(own), gpu.name)
+    return known.updated(_phases(own, gpu, known), gpu.name)
 
 
-def _yardsticks(runs: list[MeasuredRun]) -> dict[str, Coefficient]:
-    found: dict[str, Coefficient] = {}
-    for run in runs:
-        rates, source = run.record.yardsticks, (run.record.name,)
-        peaks = {
-            "memory_frac": ("memory_bytes_per_s", run.gpu.memory_bytes_per_s),
-            "link_frac": ("link_bytes_per_s", run.gpu.intra_node.bytes_per_s),
-            "collective_frac": ("all_gather_bytes_per_s", run.gpu.intra_node.bytes_per_s),
-        }
-        for name, (rate, peak) in peaks.items():
-            if rate in rates:
-                found[name] = Coefficient(value=rates[rate] / peak, sources=source)
+def _rates(runs: Sequence[MeasuredRun]) -> dict[str, Coefficient]:
+    """Of single operations, as measured: links and copies."""
+    measured = {
+        "memory_frac": ("memory_bytes_per_s", runs[0].gpu.memory_bytes_per_s),
+        "link_frac": ("link_bytes_per_s", runs[0].gpu.intra_node.bytes_per_s),
+        "collective_frac": ("all_gather_bytes_per_s", runs[0].gpu.intra_node.bytes_per_s),
+    }
+    found = {}
+    for name, (rate, peak) in measured.items():
+        having = [run.record for run in runs if rate in run.record.yardsticks]
+        if having:
+            found[name] = _mean_of([record.yardsticks[rate] / peak for record in having], having)
     return found
 
 
-def _update(runs: list[MeasuredRun]) -> dict[str, Coefficient]:
-    points = [run for run in runs if "update_actor" in run.record.phase_seconds]
-    if not points:
-        return {}
-    inverse = [(1 / run.micro_batch_tokens, 1 / update_efficiency(run)) for run in points]
-    sources = tuple(run.record.name for run in points)
-    line = fit_line(inverse)
-    if line is None or line[0] <= 0 or line[1] < 0:  # one micro-batch size, or noise: keep the shape, fit the height
-        half = Coefficients().update_half_tokens.value
-        top = sum((1 + half * x) / y for x, y in inverse) / len(inverse)
-        return {"update_top_frac": Coefficient(value=top, sources=sources)}
-    intercept, slope = line
-    return {
-        "update_top_frac": Coefficient(value=1 / intercept, sources=sources),
-        "update_half_tokens": Coefficient(value=slope / intercept, sources=sources),
-    }
+def _memory(runs: Sequence[MeasuredRun]) -> dict[str, Coefficient]:
+    """What the driver counts beyond torch, and what torch holds beyond what it handed out, where a run noted them."""
+    found = {}
+    starts = [run.record for run in runs if "engine_start_bytes" in run.record.yardsticks]
+    if starts:
+        found["engine_bytes"] = _mean_of([record.yardsticks["engine_start_bytes"] for record in starts], starts)
+    whole = [run.record for run in runs if run.record.reserved_memory_gib and run.record.peak_memory_gib]
+    if whole:
+        held = [record.reserved_memory_gib or 0.0 for record in whole]
+        used = [max(record.peak_memory_gib.values()) for record in whole]
+        cards = [run.gpu.memory_bytes / GIB for run in runs if run.record in whole]
+        idle = [max(0.0, h - u) / card for h, u, card in zip(held, used, cards, strict=True)]
+        found["headroom_frac"] = _mean_of(idle, whole)
+    outside = [run.record for run in runs if run.record.device_memory_gib and run.record.reserved_memory_gib]
+    if outside:
+        gaps = [((r.device_memory_gib or 0.0) - (r.reserved_memory_gib or 0.0)) * GIB for r in outside]
+        found["context_bytes"] = _mean_of([max(0.0, gap) for gap in gaps], outside)
+    return found
 
 
-def update_efficiency(run: MeasuredRun) -> float:
-    """Useful FLOP/s of a measured update over the data-sheet peak of its cards."""
-    record, batch = run.record, run.record.batch
-    length = round(batch.prompt_tokens + batch.response_tokens)
-    useful_flops = train_flops(run.model, [length]) * batch.samples
-    return useful_flops / (record.phase_seconds["update_actor"] * record.num_gpus * run.gpu.peak_flops_per_s)
+def _mean_of(values: Sequence[float], records: Sequence[Measurement]) -> Coefficient:
+    return Coefficient(value=fmean(values), spread=pstdev(values), sources=tuple(record.name for record in records))
 
 
-def _rollout(runs: list[MeasuredRun], known: Coefficients) -> dict[str, Coefficient]:
-    points = [run for run in runs if "rollout" in run.record.phase_seconds]
-    if not points:
-        return {}
-    rows = []
-    for run in points:
-        load = engine_load(run)
-        # What is left of the measured time once bytes, prefill and messages are taken off.
-        rest_s = max(0.0, run.record.phase_seconds["rollout"] - hardware_s(run.model, run.gpu, load, known))
-        rows.append((load.iterations, load.sequences * load.response_tokens, rest_s))
-    sources = tuple(run.record.name for run in points)
-    pair = fit_two(rows)
-    if pair is None or min(pair) < 0:  # cannot be told apart: keep the assumed iteration, fit the token
-        iteration_s = known.decode_iteration_s.value
-        token_s = sum(max(0.0, rest - steps * iteration_s) for steps, _, rest in rows) / sum(tokens for _, tokens, _ in rows)
-        return {"decode_token_s": Coefficient(value=token_s, sources=sources)}
-    return {
-        "decode_iteration_s": Coefficient(value=pair[0], sources=sources),
-        "decode_token_s": Coefficient(value=pair[1], sources=sources),
-    }
+def _phases(runs: Sequence[MeasuredRun], gpu: Gpu, known: Coefficients) -> dict[str, Coefficient]:
+    observations, sources = [], []
+    for run in runs:
+        for phase, costs in run.costs(known):
+            measured_s = run.record.phase_seconds[phase]
+            weights = [_weight(kind, costs, gpu) for kind in WORK_KINDS]
+            rest_s = measured_s - sum(cost.messages_s * (1 + cost.bubble_frac) for cost in costs)
+            spread_s = measured_s * _NOISE_FRAC.get(phase, PHASE_NOISE_FRAC)
+            observations.append(Observation(weights, rest_s, spread_s))
+            sources.append(run.record.name)
+    unknowns = [_unknown(kind, known) for kind in WORK_KINDS]
+    found = {}
+    for number, (kind, (value, spread)) in enumerate(zip(WORK_KINDS, fit_bounded(unknowns, observations), strict=True)):
+        speaking = [name for name, o in zip(sources, observations, strict=True) if o.weights[number] > 0]
+        if speaking:
+            found[PRICES[kind].coefficient] = _coefficient(kind, value, spread, tuple(dict.fromkeys(speaking)))
+    return found
 
 
-def engine_load(run: MeasuredRun) -> EngineLoad:
-    """Work of one engine of a measured rollout."""
-    batch, tensor = run.record.batch, run.config.rollout.tensor_parallel_size
-    engines = run.record.num_gpus // tensor
-    return EngineLoad(
-        tensor=tensor,
-        sequences=batch.samples / engines,
-        prefilled_prompts=batch.samples / engines,
-        prompt_tokens=batch.prompt_tokens,
-        response_tokens=batch.response_tokens,
-        iterations=float(batch.response_tokens),
-    )
+def _weight(kind: str, costs: Sequence[PhaseCost], gpu: Gpu) -> float:
+    """Ideal seconds of one kind of work in a phase."""
+    amount = sum(float(getattr(cost.work, kind)) * (1 + cost.bubble_frac) for cost in costs)
+    return amount * ideal_s(kind, gpu)
+
+
+def _unknown(kind: str, known: Coefficients) -> Unknown:
+    """Belief about a slowness; nothing is faster than its data sheet."""
+    believed = known.get(PRICES[kind].coefficient)
+    spread = believed.spread or 0.02 * believed.value
+    if PRICES[kind].rate is None:
+        return Unknown(believed.value, spread, 0.0)
+    return Unknown(1 / believed.value, spread / believed.value**2, 1.0)
+
+
+def _coefficient(kind: str, value: float, spread: float, sources: tuple[str, ...]) -> Coefficient:
+    if PRICES[kind].rate is None:
+        return Coefficient(value=value, spread=spread, sources=sources)
+    return Coefficient(value=1 / value, spread=spread / value**2, sources=sources)
+
+
+def fit_all(runs: Sequence[MeasuredRun]) -> dict[str, Coefficients]:
+    """Every card that was measured, by its full name."""
+    cards = {run.gpu.name: run.gpu for run in runs if run.record.use == "calibration"}
+    return {name: fit(runs, gpu) for name, gpu in cards.items()}
+
+
+def taken_in(stored: Sequence[Measurement], new: Sequence[Measurement], held_out: Sequence[str]) -> tuple[Measurement, ...]:
+    """Stored records with the new ones, which replace those of the same name.
+
+    Those whose name contains a word of ``held_out`` are held out, the others keep their use.
+    """
+    named = {record.name: record for record in (*stored, *new)}
+    return tuple(_used(record, held_out) for record in named.values())
+
+
+def _used(record: Measurement, held_out: Sequence[str]) -> Measurement:
+    if any(word in record.name for word in held_out):
+        return record.model_copy(update={"use": "held_out"})
+    return record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a file cannot be read."""
+    from megatron_rl.estimator import page
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="measurement files: of benchmarks.step --store, or of a probe")
+    parser.add_argument("--held-out", nargs="*", default=[], help="parts of names: these records are compared, not fitted")
+    parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
+    parser.add_argument("--page", type=Path, default=_PAGE, help="document whose tables are renewed")
+    arguments = parser.parse_args(argv)
+    try:
+        stored = read_records(_DATA / MEASUREMENTS_FILE)
+        new = [record for path in arguments.files for record in read_records(path)]
+        records = taken_in(stored, new, arguments.held_out)
+        runs = measured_runs(records)
+        fitted = fit_all(runs)
+    except ConfigError as failure:
+        print("\n".join(failure.problems), file=sys.stderr)
+        return 1
+    tables = page.tables(runs, fitted)
+    print("\n".join(tables.values()))
+    if not arguments.dry_run:
+        write_records(_DATA / MEASUREMENTS_FILE, records)
+        write_coefficients(_DATA / COEFFICIENTS_FILE, fitted)
+        arguments.page.write_text(page.renewed(arguments.page.read_text(), tables))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
-from megatron_rl.estimator.catalogue import GIB
+from megatron_rl.estimator.catalogue import GIB, Gpu
+from megatron_rl.estimator.memory import ProcessMemory
+from megatron_rl.estimator.work import WORK_KINDS, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """One number of the model and where it comes from. Example: ``Coefficient(value=0.38, sources=("run_a", "run_b"))``."""
+    """One number and where it comes from. Example: ``Coefficient(value=0.74, spread=0.02, sources=("run_a", "run_b"))``."""
 
     value: float
+    spread: float = 0.0
+    """Standard deviation; of an assumption, how far off it may well be."""
     sources: tuple[str, ...] = ()
     """Names of measurements; empty = assumed."""
 
@@ -23,46 +29,119 @@ class Coefficient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """Everything of the time and memory model that cannot be derived from shapes and data sheets."""
+    """Everything that cannot be derived. The defaults are what is believed of a card before anything is measured on it."""
 
-    update_top_frac: Coefficient = Coefficient(value=0.4)
-    """Of the data-sheet peak, with endless micro-batches."""
-    update_half_tokens: Coefficient = Coefficient(value=8000.0)
-    """Micro-batch at which half of that is reached."""
-    score_per_update: Coefficient = Coefficient(value=1.0)
-    """Efficiency of scoring over that of the update."""
-    prefill_frac: Coefficient = Coefficient(value=0.4)
-    """Of the data-sheet peak."""
-    decode_iteration_s: Coefficient = Coefficient(value=1.5e-3)
-    """Of one engine iteration, beside bytes and tokens."""
-    decode_token_s: Coefficient = Coefficient(value=20e-6)
-    """Of each token of an iteration: sampling, log-probs, scheduling."""
-    memory_frac: Coefficient = Coefficient(value=0.85)
-    """Of the data-sheet memory bandwidth."""
-    link_frac: Coefficient = Coefficient(value=0.75)
+    matmul_frac: Coefficient = Coefficient(value=0.75, spread=0.08)
+    """Of the data-sheet FLOP rate, by the products of training and scoring."""
+    attention_frac: Coefficient = Coefficient(value=0.35, spread=0.14)
+    """Likewise, by attention over packed documents."""
+    stream_frac: Coefficient = Coefficient(value=0.6, spread=0.24)
+    """Of the data-sheet memory bandwidth, by what layers and head read and write."""
+    memory_frac: Coefficient = Coefficient(value=0.87, spread=0.07)
+    """Likewise, by long plain copies."""
+    layer_pass_s: Coefficient = Coefficient(value=20e-6, spread=20e-6)
+    """Of entering a layer once: launches, gaps between kernels."""
+    decode_matmul_frac: Coefficient = Coefficient(value=0.5, spread=0.2)
+    """Of the data-sheet FLOP rate, by products with one row for each running sequence."""
+    decode_memory_frac: Coefficient = Coefficient(value=0.7, spread=0.2)
+    """Of the data-sheet memory bandwidth, by reading weights and cache in the engine."""
+    iteration_s: Coefficient = Coefficient(value=2.5e-3, spread=1.5e-3)
+    """Of one engine iteration beside bytes, FLOPs and tokens: launch, sampler, scheduling."""
+    token_s: Coefficient = Coefficient(value=8e-6, spread=6e-6)
+    """Of each sampled token: its share of sampling, log-probs and the scheduler's loop over sequences."""
+    push_s: Coefficient = Coefficient(value=1e-3, spread=1e-3)
+    """Of each weight transfer, whatever it moves: address checks, dropping the prefix cache."""
+    sample_s: Coefficient = Coefficient(value=3e-4, spread=3e-4)
+    """Of each sample, in the time called other: a cheap reward, advantages, packing, logging."""
+    link_frac: Coefficient = Coefficient(value=0.75, spread=0.1)
     """Of the data-sheet link, point to point."""
-    collective_frac: Coefficient = Coefficient(value=0.6)
+    collective_frac: Coefficient = Coefficient(value=0.6, spread=0.1)
     """Of the data-sheet link, in a ring."""
-    other_frac: Coefficient = Coefficient(value=0.05)
-    """Of the step: data, rewards, waiting, logging."""
-    context_bytes: Coefficient = Coefficient(value=2.0 * GIB)
-    cuda_graph_bytes: Coefficient = Coefficient(value=1.0 * GIB)
-    headroom_frac: Coefficient = Coefficient(value=0.05)
-    """Of the card, kept free for fragmentation."""
+    context_bytes: Coefficient = Coefficient(value=1.0 * GIB, spread=0.5 * GIB)
+    """CUDA context, libraries and their workspaces, outside of torch's allocator."""
+    communicator_bytes: Coefficient = Coefficient(value=0.5 * GIB, spread=0.5 * GIB)
+    """NCCL's buffers, where there is more than one GPU."""
+    engine_bytes: Coefficient = Coefficient(value=0.12 * GIB, spread=0.1 * GIB)
+    """CUDA graphs and persistent buffers of the engine, inside torch's allocator."""
+    headroom_frac: Coefficient = Coefficient(value=0.05, spread=0.03)
+    """Of the card, what the allocator holds beyond what it has handed out at the worst moment."""
     gpu: str = ""
     """Whose measurements were used; empty = none."""
 
-    def update_frac(self, micro_batch_tokens: int) -> float:
-        """Fraction of the data-sheet peak that forward and backward reach."""
-        half = self.update_half_tokens.value
-        return self.update_top_frac.value * micro_batch_tokens / (micro_batch_tokens + half)
+    def get(self, name: str) -> Coefficient:
+        """By name."""
+        found: Coefficient = getattr(self, name)
+        return found
+
+    def updated(self, found: Mapping[str, Coefficient], gpu: str) -> Coefficients:
+        """The same with some replaced, of that card."""
+        changes: dict[str, Any] = {**found, "gpu": gpu}
+        return replace(self, **changes)
 
     @property
     def assumed_names(self) -> tuple[str, ...]:
         """Coefficients without a measurement."""
-        return tuple(f.name for f in fields(self) if f.name != "gpu" and getattr(self, f.name).assumed)
+        return tuple(name for name in COEFFICIENT_NAMES if self.get(name).assumed)
 
     @property
     def fitted_names(self) -> tuple[str, ...]:
         """Coefficients with one."""
-        return tuple(f.name for f in fields(self) if f.name != "gpu" and not getattr(self, f.name).assumed)
+        return tuple(name for name in COEFFICIENT_NAMES if not self.get(name).assumed)
+
+
+def process_memory(known: Coefficients) -> ProcessMemory:
+    """What every process of a job holds."""
+    return ProcessMemory(
+        context_bytes=round(known.context_bytes.value),
+        communicator_bytes=round(known.communicator_bytes.value),
+        engine_bytes=round(known.engine_bytes.value),
+    )
+
+
+COEFFICIENT_NAMES = tuple(field.name for field in fields(Coefficients) if field.name != "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """How one kind of work is paid for: a share of a data-sheet rate, or seconds each."""
+
+    coefficient: str
+    rate: Literal["peak_flops_per_s", "memory_bytes_per_s"] | None
+    """Field of the card; None = the coefficient is seconds for one."""
+
+
+PRICES: Mapping[str, Price] = {
+    "matmul_flops": Price("matmul_frac", "peak_flops_per_s"),
+    "attention_flops": Price("attention_frac", "peak_flops_per_s"),
+    "streamed_bytes": Price("stream_frac", "memory_bytes_per_s"),
+    "copied_bytes": Price("memory_frac", "memory_bytes_per_s"),
+    "layer_passes": Price("layer_pass_s", None),
+    "decode_flops": Price("decode_matmul_frac", "peak_flops_per_s"),
+    "decode_bytes": Price("decode_memory_frac", "memory_bytes_per_s"),
+    "iterations": Price("iteration_s", None),
+    "sampled_tokens": Price("token_s", None),
+    "pushes": Price("push_s", None),
+    "samples": Price("sample_s", None),
+}
+"""Kind of work -> its price. Seconds are the sum over kinds: nothing overlaps."""
+
+
+def ideal_s(kind: str, gpu: Gpu) -> float:
+    """Seconds of one unit at the data sheet's rate; 1 where the coefficient itself is seconds."""
+    rate = PRICES[kind].rate
+    return 1.0 if rate is None else 1.0 / float(getattr(gpu, rate))
+
+
+def slowness(coefficient: Coefficient, kind: str) -> float:
+    """What ``ideal_s`` is multiplied with: seconds are linear in it."""
+    return coefficient.value if PRICES[kind].rate is None else 1.0 / coefficient.value
+
+
+def seconds(work: Work, gpu: Gpu, known: Coefficients) -> float:
+    """Time of ``work`` on one card."""
+    total = 0.0
+    for kind in WORK_KINDS:
+        amount = getattr(work, kind)
+        if amount:
+            total += amount * ideal_s(kind, gpu) * slowness(known.get(PRICES[kind].coefficient), kind)
+    return total

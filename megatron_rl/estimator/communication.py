@@ -53,11 +53,13 @@ def expert_parallel_s(
     return layers * 2 * once * (2 if backward else 1)
 
 
-def data_parallel_s(weights: int, layout: ParallelLayout, gpu: Gpu, efficiency: float) -> float:
-    """One optimizer step: f32 gradients reduced and scattered, 16-bit weights gathered, of ``weights`` per rank."""
+def data_parallel_s(weights: int, layout: ParallelLayout, gpu: Gpu, efficiency: float, gradient_bytes: int = 4) -> float:
+    """One optimizer step: gradients reduced and scattered, 16-bit weights gathered, of ``weights`` per rank."""
     fabric = link(gpu, layout.tensor * layout.context * layout.data)
     ranks = layout.data * layout.context
-    return all_gather_s(weights * 4, ranks, fabric, efficiency) + all_gather_s(weights * 2, ranks, fabric, efficiency)
+    return all_gather_s(weights * gradient_bytes, ranks, fabric, efficiency) + all_gather_s(
+        weights * 2, ranks, fabric, efficiency
+    )
 
 
 def pipeline_p2p_s(model: ModelConfig, layout: ParallelLayout, num_tokens: float, gpu: Gpu, efficiency: float) -> float:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from megatron_rl.config.world import data_degree
-from megatron_rl.estimator.calibration import MeasuredRun, engine_load, fit
+from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.coefficients import Coefficients
-from megatron_rl.estimator.decode import rollout_s
-from megatron_rl.estimator.deployment import Deployment, RoleSetup, Workload
+from megatron_rl.estimator.measured_run import MEMORY_PHASES, MeasuredRun
 from megatron_rl.estimator.measurements import PhaseName
-from megatron_rl.estimator.step_time import pass_cost
-from megatron_rl.parallel.layout import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,64 +17,56 @@ class Comparison:
     """One phase of one record."""
 
     name: str
-    phase: str
+    phase: PhaseName | Literal["peak"]
     use: str
-    measured_s: float
-    predicted_s: float
+    quantity: Literal["s", "GiB"]
+    measured: float
+    predicted: float
 
     @property
     def deviation_frac(self) -> float:
         """Of the prediction, relative to what was measured."""
-        return self.predicted_s / self.measured_s - 1
+        return self.predicted / self.measured - 1
 
 
-def compare(runs: Sequence[MeasuredRun]) -> list[Comparison]:
-    """Every phase this model has a formula for; coefficients as an estimate on that card would use them."""
-    rows = []
+def compare(runs: Sequence[MeasuredRun], fitted: Mapping[str, Coefficients]) -> list[Comparison]:
+    """Seconds and peaks of every record; coefficients as an estimate on that card would use them."""
+    rows: list[Comparison] = []
     for run in runs:
-        for phase, predicted_s in _predictions(run, fit(runs, run.gpu)):
-            measured_s = run.record.phase_seconds[phase]
-            row = Comparison(
-                name=run.record.name, phase=phase, use=run.record.use, measured_s=measured_s, predicted_s=predicted_s
-            )
-            rows.append(row)
+        known = fitted.get(run.gpu.name, Coefficients())
+        rows += [*_seconds(run, known), *_peaks(run, known)]
     return rows
 
 
-def _predictions(run: MeasuredRun, coefficients: Coefficients) -> Iterator[tuple[PhaseName, float]]:
-    if "rollout" in run.record.phase_seconds:
-        yield "rollout", rollout_s(run.model, run.gpu, engine_load(run), coefficients)
-    if "update_actor" in run.record.phase_seconds:
-        yield "update_actor", _update_s(run, coefficients)
+def _seconds(run: MeasuredRun, known: Coefficients) -> Iterator[Comparison]:
+    for phase, costs in run.costs(known):
+        yield Comparison(
+            name=run.record.name,
+            phase=phase,
+            use=run.record.use,
+            quantity="s",
+            measured=run.record.phase_seconds[phase],
+            predicted=sum(cost.seconds(run.gpu, known) for cost in costs),
+        )
 
 
-def _update_s(run: MeasuredRun, coefficients: Coefficients) -> float:
-    """Forward and backward; the records do not say whether an optimizer step was timed, so none is added."""
-    batch, degrees = run.record.batch, run.config.actor.parallel
-    layout = ParallelLayout(tensor=degrees.tensor, pipeline=degrees.pipeline, data=data_degree(degrees, run.record.num_gpus))
-    role = RoleSetup(name="actor", layout=layout, micro_batch_tokens=run.micro_batch_tokens)
-    workload = Workload(
-        prompts_per_step=batch.samples,
-        samples_per_prompt=1,
-        prompt_tokens=round(batch.prompt_tokens),
-        response_tokens=round(batch.response_tokens),
-        max_prompt_tokens=round(batch.prompt_tokens),
-        max_response_tokens=round(batch.response_tokens),
-        num_prompts=batch.samples,
-        epochs=1,
-        uses_critic=False,
-        uses_reference=False,
-    )
-    deployment = Deployment(model=run.model, roles=(role,), engine=None)
-    cost = pass_cost(deployment, role, workload, run.gpu, coefficients, training=True)
-    return cost.compute_s + cost.messages_s + cost.bubble_s
-
-
-def markdown(rows: Sequence[Comparison]) -> str:
-    """The table of the page."""
-    lines = ["| record | phase | use | measured s | model s | deviation |", "| --- | --- | --- | ---: | ---: | ---: |"]
-    lines += [
-        f"| {row.name} | {row.phase} | {row.use} | {row.measured_s:.3f} | {row.predicted_s:.3f} | {row.deviation_frac:+.1%} |"
-        for row in rows
+def _peaks(run: MeasuredRun, known: Coefficients) -> Iterator[Comparison]:
+    if not run.record.peak_memory_gib:
+        return
+    peaks = run.peak_bytes(known)
+    predicted = {phase: peaks[MEMORY_PHASES[phase]] / GIB for phase in run.record.peak_memory_gib if phase in MEMORY_PHASES}
+    shown: list[tuple[PhaseName | Literal["peak"], float, float]] = [
+        (phase, run.record.peak_memory_gib[phase], predicted[phase])
+        for phase in ("rollout", "score_actor", "update_critic", "update_actor")
+        if phase in predicted
     ]
-    return "\n".join(lines) + "\n"
+    shown.append(("peak", max(run.record.peak_memory_gib.values()), max(predicted.values())))
+    for phase, measured, expected in shown:
+        yield Comparison(
+            name=run.record.name,
+            phase=phase,
+            use=run.record.use,
+            quantity="GiB",
+            measured=measured,
+            predicted=expected,
+        )

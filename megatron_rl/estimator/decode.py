@@ -1,7 +1,7 @@
-"""Seconds of a rollout. Decoding reads memory: the weights once an iteration, each running sequence's cache once a token.
+"""Work of a rollout. Decoding reads memory: the weights once an iteration, each running sequence's cache once a token.
 
-``prefill + (iterations * W + sequences * R (P + R / 2) * k) / bandwidth + messages`` is what the hardware needs; each
-iteration and each token add a measured overhead (scheduling, sampling, log-probs).
+Its products have one row for each running sequence, so they cost FLOPs as well. Iterations and tokens add what the
+engine itself takes: launches, sampling, scheduling.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.catalogue import Gpu
-from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.communication import all_reduce_s, link
 from megatron_rl.estimator.deployment import EngineSetup, Workload
 from megatron_rl.estimator.engine_memory import kv_bytes_per_token
-from megatron_rl.estimator.flops import decode_flops, forward_flops
+from megatron_rl.estimator.flops import decode_flops
 from megatron_rl.estimator.parameters import engine_parameters
+from megatron_rl.estimator.work import Documents, Work, layers_work
 
 _ELEMENT_BYTES = 2
 
@@ -47,20 +47,29 @@ def engine_load(workload: Workload, engine: EngineSetup, running: int) -> Engine
         prefilled_prompts=prompts if engine.prefix_caching else samples,
         prompt_tokens=workload.prompt_tokens,
         response_tokens=workload.response_tokens,
-        iterations=max(workload.max_response_tokens, samples * workload.response_tokens / running),
+        iterations=max(workload.last_response_tokens, samples * workload.response_tokens / running),
     )
 
 
-def hardware_s(model: ModelConfig, gpu: Gpu, load: EngineLoad, coefficients: Coefficients) -> float:
-    """Seconds that bytes, FLOPs and messages take, without the engine's own overhead."""
-    peak = gpu.peak_flops_per_s * load.tensor * coefficients.prefill_frac.value
-    prefill = load.prefilled_prompts * forward_flops(model, [round(load.prompt_tokens)], "value") / peak
+def rollout_work(model: ModelConfig, load: EngineLoad) -> Work:
+    """Of one card of the engine: prefill as in scoring, without a head; then decoding."""
+    tokens = load.prefilled_prompts * load.prompt_tokens
+    prompts = Documents(tokens=tokens, squared_tokens=tokens * load.prompt_tokens, predicted_tokens=0, micro_batches=0)
+    prefill = layers_work(model, prompts, _ELEMENT_BYTES, training=False).times(1 / load.tensor)
     decoded = load.sequences * load.response_tokens
-    compute = decoded * decode_flops(model, load.prompt_tokens + load.response_tokens / 2) / peak
-    reading = read_bytes(model, load) / (gpu.memory_bytes_per_s * coefficients.memory_frac.value)
-    batch_bytes = decoded / load.iterations * model.hidden_size * _ELEMENT_BYTES
-    message = all_reduce_s(batch_bytes, load.tensor, link(gpu, load.tensor), coefficients.collective_frac.value)
-    return prefill + max(compute, reading) + load.iterations * 2 * model.num_layers * message
+    return prefill + Work(
+        decode_flops=decoded * decode_flops(model, load.prompt_tokens + load.response_tokens / 2) / load.tensor,
+        decode_bytes=read_bytes(model, load),
+        iterations=load.iterations,
+        sampled_tokens=decoded,
+    )
+
+
+def rollout_messages_s(model: ModelConfig, gpu: Gpu, load: EngineLoad, efficiency: float) -> float:
+    """Seconds of the all-reduces of decoding, two a layer and iteration."""
+    batch = load.sequences * load.response_tokens / load.iterations
+    message = all_reduce_s(batch * model.hidden_size * _ELEMENT_BYTES, load.tensor, link(gpu, load.tensor), efficiency)
+    return load.iterations * 2 * model.num_layers * message
 
 
 def read_bytes(model: ModelConfig, load: EngineLoad) -> float:
@@ -74,10 +83,3 @@ def read_bytes(model: ModelConfig, load: EngineLoad) -> float:
         weights -= model.vocab_size * model.hidden_size // load.tensor
     cached = load.sequences * load.response_tokens * (load.prompt_tokens + load.response_tokens / 2)
     return load.iterations * weights * _ELEMENT_BYTES + cached * kv_bytes_per_token(model, load.tensor, _ELEMENT_BYTES)
-
-
-def rollout_s(model: ModelConfig, gpu: Gpu, load: EngineLoad, coefficients: Coefficients) -> float:
-    """Seconds from the first prompt to the last answer of one engine."""
-    overhead = load.iterations * coefficients.decode_iteration_s.value
-    overhead += load.sequences * load.response_tokens * coefficients.decode_token_s.value
-    return hardware_s(model, gpu, load, coefficients) + overhead

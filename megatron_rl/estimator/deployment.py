@@ -11,11 +11,8 @@ from megatron_rl.parallel.layout import ParallelLayout
 
 RoleName = Literal["actor", "critic", "reference"]
 Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "sleep", "swap", "host_optimizer"]
-"""What leaves the GPU. ``none``: nothing. ``sleep``: the engine's weights and cache outside the rollout. ``swap``: also
-everything of a role, but the actor's weights, outside its own phases. ``host_optimizer``: also the optimizer, always."""
-TRAINABLE_OFFLOADS: tuple[Offload, ...] = ("none",)
-"""What the trainer of this version can do."""
+Residency = Literal["always", "own_phase", "never"]
+"""When a part of a role's state is on the GPU; outside of it the part is in host memory, or (gradients) nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +25,17 @@ class RoleSetup:
     recompute: Recompute = "none"
     trained: bool = True
     distributed_optimizer: bool = True
+    gradient_bytes: int = 4
+    """Per parameter, of the data-parallel wrapper's buffer."""
+    master_bytes: int = 4
+    """Per 16-bit parameter; f32 parameters are their own master copy."""
+    moment_bytes: int = 8
+    """Per parameter, both."""
+    separable_loss: bool = True
+    """Whether the loss is a sum over tokens, so that it can be taken where the logits are (kernels.linear_logprob)."""
+    weights: Residency = "always"
+    gradients: Residency = "always"
+    optimizer: Residency = "always"
 
     @property
     def head(self) -> Head:
@@ -47,6 +55,10 @@ class EngineSetup:
     """Per rank."""
     prefix_caching: bool = True
     cuda_graphs: bool = True
+    aliased: bool = True
+    """Whether it reads the actor's weights in place where both store the same bytes."""
+    sleeps: bool = False
+    """Whether its cache and its own weights leave the GPU between rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +68,12 @@ class Deployment:
     model: ModelConfig
     roles: tuple[RoleSetup, ...]
     engine: EngineSetup | None
-    offload: Offload = "none"
     weight_bytes: int = 2
     """Per element: 2 = bf16, 4 = f32."""
     sync_budget_bytes: int = 256 * 2**20
     on_gpu: bool = True
+    fused_adam: bool = True
+    """Whether an Adam step is one kernel (Transformer Engine) or makes temporary copies (torch)."""
 
     @property
     def num_gpus(self) -> int:
@@ -71,6 +84,10 @@ class Deployment:
         """A role by name; None where it does not live here."""
         return next((role for role in self.roles if role.name == name), None)
 
+    def optimizer_bytes(self, role: RoleSetup) -> int:
+        """Of one parameter's optimizer state."""
+        return role.moment_bytes + (role.master_bytes if self.weight_bytes == 2 else 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -78,9 +95,9 @@ class Workload:
 
     prompts_per_step: int
     samples_per_prompt: int
-    prompt_tokens: int
+    prompt_tokens: float
     """Mean."""
-    response_tokens: int
+    response_tokens: float
     """Mean."""
     max_prompt_tokens: int
     max_response_tokens: int
@@ -97,6 +114,12 @@ class Workload:
     critic_passes: int = 1
     fixed_steps: int | None = None
     """Steps of the whole run where they do not follow from the epochs."""
+    longest_response_tokens: float | None = None
+    """Of a usual step; None = ``max_response_tokens``."""
+    squared_tokens: float | None = None
+    """Mean of (prompt + response)^2; None = the square of the mean length."""
+    scores_actor: bool = True
+    """Whether the policy's log-probs are computed before the update."""
 
     @property
     def samples_per_step(self) -> int:
@@ -104,9 +127,19 @@ class Workload:
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
-    def sample_tokens(self) -> int:
+    def sample_tokens(self) -> float:
         """Mean tokens of one sample, prompt and response."""
         return self.prompt_tokens + self.response_tokens
+
+    @property
+    def attended_tokens(self) -> float:
+        """Mean of the squared length of a sample."""
+        return self.sample_tokens**2 if self.squared_tokens is None else self.squared_tokens
+
+    @property
+    def last_response_tokens(self) -> float:
+        """Of the answer that ends last."""
+        return self.max_response_tokens if self.longest_response_tokens is None else self.longest_response_tokens
 
     @property
     def longest_sample_tokens(self) -> int:

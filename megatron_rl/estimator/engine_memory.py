@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.deployment import Deployment, EngineSetup, Workload
-from megatron_rl.estimator.memory_part import MemoryPart
+from megatron_rl.estimator.memory_part import MemoryPart, Phase
 from megatron_rl.estimator.parameters import engine_parameters
+from megatron_rl.estimator.shared_weights import engine_own_parameters
 
 KV_BLOCK_TOKENS = 16
 """The cache is handed out in blocks of this many tokens."""
@@ -42,18 +43,23 @@ def workspace_bytes(model: ModelConfig, engine: EngineSetup, weight_bytes: int) 
     return max(body, sampler)
 
 
-def engine_parts(deployment: Deployment, phase: str, cuda_graph_bytes: int) -> Iterator[MemoryPart]:
-    """What the engine holds in a phase; asleep it keeps its CUDA graphs only."""
+def engine_parts(deployment: Deployment, phase: Phase, stage: int, fixed_bytes: int) -> Iterator[MemoryPart]:
+    """What the engine holds in a phase, on a rank that has pipeline stage ``stage`` of the actor.
+
+    Asleep it keeps its CUDA graphs and buffers only. Weights it shares with the actor count as the actor's.
+    """
     engine, model = deployment.engine, deployment.model
     if engine is None:
         return
-    awake = deployment.offload == "none" or phase in ("rollout", "switch-over")
-    if awake:
-        weights = engine_parameters(model, engine.tensor) * deployment.weight_bytes
-        yield MemoryPart("engine", "weights", weights)
-    if deployment.offload == "none" or phase == "rollout":
+    if not engine.sleeps or phase in ("rollout", "switch-over"):
+        actor = deployment.role("actor")
+        own = engine_parameters(model, engine.tensor)
+        if engine.aliased and actor is not None:
+            own = engine_own_parameters(model, actor.layout, engine.tensor, stage)
+        yield MemoryPart("engine", "weights", own * deployment.weight_bytes)
+    if not engine.sleeps or phase == "rollout":
         yield MemoryPart("engine", "KV cache", engine.kv_cache_bytes)
     if engine.cuda_graphs:
-        yield MemoryPart("engine", "CUDA graphs", cuda_graph_bytes)
+        yield MemoryPart("engine", "CUDA graphs and buffers", fixed_bytes)
     if phase == "rollout":
         yield MemoryPart("engine", "workspace", workspace_bytes(model, engine, deployment.weight_bytes))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.calibration import MeasuredRun, fit
-from megatron_rl.estimator.catalogue import GIB, find_gpu
+from megatron_rl.estimator.calibration import fit
+from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.cost import CostEstimate, PoolMemory, RankedStrategy, Rejected
-from megatron_rl.estimator.deployment import TRAINABLE_OFFLOADS, Workload
+from megatron_rl.estimator.deployment import Workload
 from megatron_rl.estimator.explain import assumption_lines, calibration_lines, sync_line, verdict_line
+from megatron_rl.estimator.fitted import fitted_coefficients
 from megatron_rl.estimator.fsdp import fsdp_deployment, fsdp_memory, fsdp_times
-from megatron_rl.estimator.measurements import Measurement, load_measurements
+from megatron_rl.estimator.measured_run import measured_runs
+from megatron_rl.estimator.measurements import own_records
+from megatron_rl.estimator.offloading import TRAINABLE_OFFLOADS
 from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.estimator.pools import make_pools
 from megatron_rl.estimator.ranking import Plan, Prices, rank_row, undominated, why_not
-from megatron_rl.estimator.recorded_settings import recorded_config
-from megatron_rl.estimator.strategies import Limits, Pins, Pool, Search, Strategy
+from megatron_rl.estimator.strategies import Search, Strategy
 from megatron_rl.estimator.workload import limits_of, pins_of, workload_of
 
 NUM_ALTERNATIVES = 8
@@ -62,9 +63,18 @@ def estimate(config: RunConfig, request: Request) -> CostEstimate:
     )
     pools = make_pools(request.gpu, request.num_gpus, request.device_map, workload)
     prices = Prices.of(request.price_per_hour, pools)
-    runs = measured_runs(load_measurements(request.measurements))
+    runs = measured_runs(own_records(request.measurements))
+    pins, limits = pins_of(config, request.typed), limits_of(config)
     searches = [
-        _search(config.model, workload, pool, runs, pins_of(config, request.typed), limits_of(config)) for pool in pools
+        Search(
+            model=config.model,
+            workload=workload,
+            pool=pool,
+            coefficients=fit(runs, pool.gpu, fitted_coefficients(pool.gpu)),
+            pins=pins,
+            limits=limits,
+        )
+        for pool in pools
     ]
     plans, rejected = _plans(searches)
     if not plans:
@@ -93,15 +103,6 @@ def _check_counts(request: Request) -> None:
         raise ConfigError(problems)
 
 
-def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:
-    """Records with their model's shape and their card looked up."""
-    return [MeasuredRun(record=r, config=recorded_config(r), gpu=find_gpu(r.gpu, "measurement.gpu")) for r in records]
-
-
-def _search(model: ModelConfig, workload: Workload, pool: Pool, runs: list[MeasuredRun], pins: Pins, limits: Limits) -> Search:
-    return Search(model=model, workload=workload, pool=pool, coefficients=fit(runs, pool.gpu), pins=pins, limits=limits)
-
-
 def _plans(searches: list[Search]) -> tuple[list[Plan], list[Rejected]]:
     """One strategy for each pool: every one of the actor's, with the best of the others'. Best first."""
     found: list[list[Strategy]] = []
@@ -110,11 +111,10 @@ def _plans(searches: list[Search]) -> tuple[list[Plan], list[Rejected]]:
         strategies, impossible = search.run()
         found.append(undominated(strategies))
         rejected += [Rejected(label=one.label, reason=one.reason) for one in impossible]
-    other_frac = searches[0].coefficients.other_frac.value
     if any(not strategies for strategies in found):
         return [], rejected
     others = [min(strategies, key=lambda s: (not s.fits, s.step_s)) for strategies in found[1:]]
-    plans = [Plan((strategy, *others), other_frac) for strategy in found[0]]
+    plans = [Plan((strategy, *others)) for strategy in found[0]]
     return sorted(plans, key=lambda p: (not p.fits, p.untrainable is not None, p.step_s, p.peak_bytes)), rejected
 
 
@@ -129,7 +129,7 @@ def _smallest_fit(searches: list[Search]) -> str:
         fitting = [strategy for strategy in found if strategy.fits]
         if fitting:
             best = min(fitting, key=lambda s: s.step_s)
-            return f"{pool.num_gpus} x {pool.gpu.name} would fit: {Plan((best,), 0.0).label}"
+            return f"{pool.num_gpus} x {pool.gpu.name} would fit: {Plan((best,)).label}"
     return f"not even {search.pool.num_gpus * GROWTH[-1]} of these cards would do; take cards with more memory"
 
 
@@ -144,7 +144,7 @@ def _fsdp_row(search: Search, best: Plan, workload: Workload, prices: Prices) ->
         times=fsdp_times(deployment, workload, base.pool.gpu, search.coefficients),
         usable_bytes=base.usable_bytes,
     )
-    row = rank_row(Plan((strategy,), best.other_frac), best, workload, prices)
+    row = rank_row(Plan((strategy,)), best, workload, prices)
     return replace(
         row,
         label=f"FSDP over {base.pool.num_gpus}, full recompute",

@@ -37,8 +37,11 @@ def sync_line(strategy: Strategy) -> str:
         RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
         itemsize=deployment.weight_bytes,
         budget_bytes=deployment.sync_budget_bytes,
+        aliased=deployment.engine.aliased,
         plan=True,
     )
+    if size.received_bytes == size.copied_bytes == 0:
+        return "nothing moves: the engine reads the actor's weights in place"
     source = "planned" if size.planned else "lower bound"
     return (
         f"{source}: {size.received_bytes / 1e9:.2f} GB over the link on the busiest rank "
@@ -57,7 +60,7 @@ def assumption_lines(config: RunConfig, workload: Workload, prices: Prices, pool
         f"{workload.prompt_tokens} prompt + {workload.response_tokens} response tokens on average"
         + (", the configured maxima: an upper bound" if full else ""),
         f"{config.algorithm.name}: {', '.join(roles)}; rewards from a function, in the time called other",
-        "bf16 weights, f32 gradients and optimizer state, nothing overlaps; critic and reference have the actor's layout",
+        "bf16 weights, nothing overlaps; critic and reference have the actor's layout unless theirs is set",
     ]
     if prices.assumed:
         shown = ", ".join(f"{name} {price:g}" for name, price in prices.by_card.items())
@@ -78,5 +81,5 @@ def calibration_lines(pools: Sequence[Pool], coefficients: Sequence[Coefficients
         where = f"measured on {known.gpu}" if known.gpu == name else f"carried over from {known.gpu}, not measured on {name}"
         lines.append(f"{name}: {', '.join(known.fitted_names)} {where}")
         lines.append(f"{name}: assumed {', '.join(known.assumed_names)}")
-    lines.append("all figures are model output; no measurement of this trainer has been held out to check them")
+    lines.append("all figures are model output; docs/cost_estimator.md shows them beside measurements")
     return tuple(lines)

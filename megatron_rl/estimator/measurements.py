@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
 
+MEASUREMENTS_FILE = "measurements.json"
+"""Of the package's data."""
 CPU = "CPU"
 """Card of a run without one. Such records are kept for people; the model is one of GPUs."""
 
@@ -58,7 +61,7 @@ class Measurement(Section):
     reserved_memory_gib: PositiveFloat | None = Field(None, description="Most the allocator held, fragments included.")
     device_memory_gib: PositiveFloat | None = Field(None, description="Most the driver counted for the card.")
     yardsticks: dict[str, PositiveFloat] = Field({}, description="Rates of single operations.")
-    """matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s."""
+    """matmul_flops_per_s, memory_bytes_per_s, link_bytes_per_s, all_gather_bytes_per_s, engine_start_bytes."""
     use: Literal["calibration", "held_out", "context"]
     """``context`` records are shown beside the prediction only: other software, or too little is known of the run."""
     source: str
@@ -69,20 +72,18 @@ class Measurement(Section):
 _RECORDS = TypeAdapter(tuple[Measurement, ...])
 
 
-def load_measurements(path: Path | None = None) -> tuple[Measurement, ...]:
-    """Records of GPUs: those shipped with the package, followed by those in ``path``.
+def shipped_records() -> tuple[Measurement, ...]:
+    """Those that come with the package."""
+    return _RECORDS.validate_json((files("megatron_rl.estimator") / "data" / MEASUREMENTS_FILE).read_text())
 
-    Raises ConfigError naming the file and the record where one does not fit the format.
-    """
-    shipped = files("megatron_rl.estimator") / "data" / "measurements.json"
-    records = _RECORDS.validate_json(shipped.read_text())
-    if path is not None:
-        records += tuple(record for record in read_records(path) if record.gpu != CPU)
-    return records
+
+def own_records(path: Path | None) -> tuple[Measurement, ...]:
+    """Those of GPUs in a user's file; none without a file. Raises like ``read_records``."""
+    return () if path is None else tuple(record for record in read_records(path) if record.gpu != CPU)
 
 
 def read_records(path: Path) -> tuple[Measurement, ...]:
-    """Records of one file."""
+    """Records of one file. Raises ConfigError naming the file and the record where one does not fit the format."""
     try:
         return _RECORDS.validate_json(path.read_text())
     except FileNotFoundError:
@@ -94,7 +95,11 @@ def read_records(path: Path) -> tuple[Measurement, ...]:
 
 def append_measurement(path: Path, record: Measurement) -> None:
     """Add a record to a file, which is made if need be; the file is replaced in one step."""
-    records = (*(read_records(path) if path.exists() else ()), record)
+    write_records(path, (*(read_records(path) if path.exists() else ()), record))
+
+
+def write_records(path: Path, records: Sequence[Measurement]) -> None:
+    """Write a file of records in one step."""
     plain = [json.loads(one.model_dump_json(exclude_defaults=True)) for one in records]
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(plain, indent=1) + "\n")

@@ -118,10 +118,14 @@ def rank_parameters(model: ModelConfig, layout: ParallelLayout, stage: int, head
     return RankParameters(dense=dense, routed=sum(part.routed for part in parts) // (layout.expert * layout.etp))
 
 
+def engine_vocab_size(model: ModelConfig) -> int:
+    """Vocabulary rows of all engine ranks together, vLLM's padding included."""
+    return -(-model.vocab_size // 64) * 64
+
+
 @cache
 def engine_parameters(model: ModelConfig, tensor: int) -> int:
     """Weights of one engine rank; key/value heads are held by several ranks where TP exceeds their number."""
-    padded_vocab = -(-model.vocab_size // 64) * 64
     parts = [layer_parts(model, layer) for layer in range(model.num_layers)]
     count = sum((part.cut + part.routed) // tensor + part.replicated for part in parts) + model.hidden_size
     if model.mla is None and tensor > model.num_key_value_heads:
@@ -129,4 +133,4 @@ def engine_parameters(model: ModelConfig, tensor: int) -> int:
         held = 2 * model.kv_channels * columns
         count += model.num_layers * (held - held * model.num_key_value_heads // tensor)
     copies = 1 if model.tie_word_embeddings else 2
-    return count + copies * padded_vocab // tensor * model.hidden_size
+    return count + copies * engine_vocab_size(model) // tensor * model.hidden_size

@@ -11,6 +11,7 @@ from megatron_rl.estimator.catalogue import GIB, find_gpu
 from megatron_rl.estimator.cost import RankedStrategy, gpu_hours, hours
 from megatron_rl.estimator.deployment import Deployment, Workload
 from megatron_rl.estimator.memory_part import PhaseMemory
+from megatron_rl.estimator.offloading import offload_of, offload_overrides
 from megatron_rl.estimator.step_time import phase_seconds
 from megatron_rl.estimator.strategies import Pool, Search, Strategy
 
@@ -23,7 +24,6 @@ class Plan:
     """A strategy for every pool; the actor's pool comes first."""
 
     strategies: tuple[Strategy, ...]
-    other_frac: float
 
     @property
     def fits(self) -> bool:
@@ -51,7 +51,7 @@ class Plan:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of one step by phase."""
-        return phase_seconds([strategy.times for strategy in self.strategies], self.other_frac)
+        return phase_seconds([strategy.times for strategy in self.strategies])
 
     @property
     def step_s(self) -> float:
@@ -67,7 +67,7 @@ class Plan:
         """The same with the transfer's bytes from the planner instead of the closed form."""
         first, *others = self.strategies
         times = search.times(first.deployment, plan=True)
-        return Plan((replace(first, times=times), *others), self.other_frac)
+        return Plan((replace(first, times=times), *others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,12 @@ def deployment_label(deployment: Deployment) -> str:
     words += [f"engine TP{engine.tensor} x DP{engine.data}"] if engine is not None else []
     words += [f"{role.recompute} recompute"] if role.recompute != "none" else []
     words.append(f"micro-batch {role.micro_batch_tokens}")
-    words += [f"offload {deployment.offload}"] if deployment.offload != "none" else []
+    words += [
+        f"{other.name} TP{other.layout.tensor} PP{other.layout.pipeline} DP{other.layout.data}"
+        for other in deployment.roles[1:]
+        if other.layout != layout
+    ]
+    words += [f"offload {offload_of(deployment)}"] if offload_of(deployment) != "none" else []
     return ", ".join(words)
 
 
@@ -119,7 +124,7 @@ def overrides_of(deployment: Deployment) -> tuple[str, ...]:
     for role in deployment.roles:
         layout = role.layout
         if role.name == "reference":
-            continue  # takes the actor's layout
+            continue  # takes the actor's layout, or that which was typed
         key = role.name
         overrides += [f"{key}.parallel.tensor={layout.tensor}", f"{key}.parallel.pipeline={layout.pipeline}"]
         overrides += [f"{key}.parallel.sequence_parallel=true"] if layout.sequence_parallel else []
@@ -128,7 +133,7 @@ def overrides_of(deployment: Deployment) -> tuple[str, ...]:
     if deployment.engine is not None:
         overrides.append(f"rollout.tensor_parallel_size={deployment.engine.tensor}")
         overrides.append(f"rollout.kv_cache_gib={max(0.01, deployment.engine.kv_cache_bytes / GIB):.2f}")
-    return tuple(overrides)
+    return tuple([*overrides, *offload_overrides(deployment)])
 
 
 def undominated(strategies: Iterable[Strategy]) -> list[Strategy]:

@@ -1,4 +1,4 @@
-"""Seconds of each phase of one step, by component."""
+"""Seconds of each phase of one step, by component: work at its price, messages, and stages that wait."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from megatron_rl.estimator.catalogue import Gpu
-from megatron_rl.estimator.coefficients import Coefficients
+from megatron_rl.estimator.coefficients import Coefficients, seconds
 from megatron_rl.estimator.communication import (
     data_parallel_s,
     expert_parallel_s,
+    link,
     pipeline_p2p_s,
     tensor_parallel_s,
 )
-from megatron_rl.estimator.decode import engine_load, rollout_s
-from megatron_rl.estimator.deployment import Deployment, RoleSetup, Workload
+from megatron_rl.estimator.decode import engine_load, rollout_messages_s, rollout_work
+from megatron_rl.estimator.deployment import Deployment, RoleName, RoleSetup, Workload
 from megatron_rl.estimator.engine_memory import sequence_kv_bytes
-from megatron_rl.estimator.flops import forward_flops, train_flops
-from megatron_rl.estimator.memory import GRADIENT_BYTES, MOMENT_BYTES
+from megatron_rl.estimator.measurements import PhaseName
 from megatron_rl.estimator.parameters import rank_parameters
-from megatron_rl.estimator.sync_bytes import SyncBytes, sync_s
+from megatron_rl.estimator.sync_bytes import SyncBytes
+from megatron_rl.estimator.work import NOTHING, Documents, Work, optimizer_step_work, pass_work
 
-ADAM_BYTES_PER_PARAMETER = 30
-"""Read and written by one Adam step on 16-bit weights: gradient 4, master 8, moments 16, weight 2."""
 HOST_ADAM_BYTES_PER_S = 50e9
 """Memory bandwidth one GPU's share of its host has for an optimizer that lives there: an assumption."""
+
+_SCORING: dict[RoleName, PhaseName] = {"actor": "score_actor", "reference": "score_reference", "critic": "score_critic"}
+_SHOWN: dict[PhaseName, str] = {
+    "rollout": "rollout",
+    "score_actor": "scoring",
+    "score_reference": "scoring",
+    "score_critic": "scoring",
+    "update_critic": "update",
+    "update_actor": "update",
+    "sync": "switch-over",
+    "other": "other",
+}
+"""Phase as it is measured -> phase of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +50,21 @@ class TimePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassCost:
-    """One pass of a role over its share of the samples."""
+class PhaseCost:
+    """One component of a phase, before coefficients turn work into seconds."""
 
-    compute_s: float
-    messages_s: float
-    """Tensor-, expert- and pipeline-parallel, not hidden behind compute."""
-    bubble_s: float
-    """Pipeline stages waiting for the first and after the last micro-batch."""
+    phase: PhaseName
+    role: str
+    component: str
+    work: Work = NOTHING
+    messages_s: float = 0.0
+    """Not hidden behind work."""
+    bubble_frac: float = 0.0
+    """Of the rest: pipeline stages waiting for the first and after the last micro-batch."""
+
+    def seconds(self, gpu: Gpu, known: Coefficients) -> float:
+        """All of it."""
+        return (seconds(self.work, gpu, known) + self.messages_s) * (1 + self.bubble_frac)
 
 
 def num_micro_batches(role: RoleSetup, workload: Workload, optimizer_steps: int = 1, passes: int = 1) -> int:
@@ -59,125 +78,131 @@ def pass_cost(
     role: RoleSetup,
     workload: Workload,
     gpu: Gpu,
-    coefficients: Coefficients,
+    known: Coefficients,
     *,
     training: bool,
     optimizer_steps: int = 1,
     passes: int = 1,
-) -> PassCost:
-    """Seconds of scoring all samples once, or of training on them ``passes`` times in ``optimizer_steps`` steps.
+) -> PhaseCost:
+    """Scoring all samples once, or training on them ``passes`` times in ``optimizer_steps`` steps.
 
-    A pipeline of P stages with m micro-batches idles (P - 1) / m of the work (Narayanan et al. 2021, section 2.2.1).
-    Full recomputation adds one forward to the three of a training pass.
+    A pipeline of P stages with v chunks each and m micro-batches idles (P - 1) / (v m) of the work (Narayanan et al. 2021,
+    section 2.2.2).
     """
     model, layout = deployment.model, role.layout
     count = num_micro_batches(role, workload, optimizer_steps, passes)
-    tokens = workload.samples_per_step * workload.sample_tokens * passes / layout.data
-    filled = min(role.micro_batch_tokens, -(-round(tokens / optimizer_steps) // count))
-    if training:
-        flops = train_flops(model, [workload.sample_tokens], role.head) * workload.samples_per_step * passes
-        flops *= 4 / 3 if role.recompute == "full" else 1.0
-        frac = coefficients.update_frac(filled)
-    else:
-        flops = forward_flops(model, [workload.sample_tokens], role.head) * workload.samples_per_step
-        frac = coefficients.update_frac(filled) * coefficients.score_per_update.value
-    compute_s = flops / (layout.world_size * gpu.peak_flops_per_s * frac)
-    ring, point = coefficients.collective_frac.value, coefficients.link_frac.value
-    each = tokens / (count * optimizer_steps)
+    samples = workload.samples_per_step * passes / layout.data
+    documents = Documents(
+        tokens=samples * workload.sample_tokens,
+        squared_tokens=samples * workload.attended_tokens,
+        predicted_tokens=samples * workload.response_tokens,
+        micro_batches=count * optimizer_steps,
+    )
+    ring, point = known.collective_frac.value, known.link_frac.value
+    each = documents.tokens / documents.micro_batches
     message_s = tensor_parallel_s(model, layout, each, gpu, ring, backward=training)
     message_s += expert_parallel_s(model, layout, each, gpu, point, backward=training)
     message_s += pipeline_p2p_s(model, layout, each, gpu, point) * (2 if training else 1)
-    messages_s = message_s * count * optimizer_steps
-    bubble_s = (compute_s + messages_s) * (layout.pipeline - 1) / count
-    return PassCost(compute_s=compute_s, messages_s=messages_s, bubble_s=bubble_s)
+    updates: PhaseName = "update_critic" if role.name == "critic" else "update_actor"
+    return PhaseCost(
+        phase=updates if training else _SCORING[role.name],
+        role=role.name,
+        component="forward and backward" if training else "forward",
+        work=pass_work(deployment, role, documents, training=training),
+        messages_s=message_s * documents.micro_batches,
+        bubble_frac=(layout.pipeline - 1) / (layout.virtual_pipeline * count),
+    )
 
 
-def optimizer_s(deployment: Deployment, role: RoleSetup, gpu: Gpu, coefficients: Coefficients) -> tuple[float, float]:
-    """Seconds of one optimizer step on the first stage's rank: (messages over the data-parallel ranks, Adam)."""
+def optimizer_cost(deployment: Deployment, role: RoleSetup, gpu: Gpu, known: Coefficients, steps: int) -> PhaseCost:
+    """``steps`` optimizer steps on the first stage's rank, with their messages over the data-parallel ranks."""
     weights, layout = rank_parameters(deployment.model, role.layout, 0, role.head), role.layout
-    messages = data_parallel_s(weights.total, layout, gpu, coefficients.collective_frac.value)
-    shard = weights.total / (layout.data if role.distributed_optimizer else 1)
-    if deployment.offload == "host_optimizer":
-        wire = shard * (GRADIENT_BYTES + 2) / gpu.host_link.bytes_per_s
-        return messages, wire + shard * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
-    return messages, shard * ADAM_BYTES_PER_PARAMETER / (gpu.memory_bytes_per_s * coefficients.memory_frac.value)
+    messages = data_parallel_s(weights.total, layout, gpu, known.collective_frac.value, role.gradient_bytes)
+    work = optimizer_step_work(deployment, role)
+    if role.optimizer == "never":
+        shard = weights.total / (layout.data if role.distributed_optimizer else 1)
+        messages += shard * (role.gradient_bytes + deployment.weight_bytes) / gpu.host_link.bytes_per_s
+        messages += work.copied_bytes / HOST_ADAM_BYTES_PER_S
+        work = NOTHING
+    phase: PhaseName = "update_critic" if role.name == "critic" else "update_actor"
+    return PhaseCost(phase=phase, role=role.name, component="optimizer", work=work.times(steps), messages_s=steps * messages)
 
 
-def swap_s(deployment: Deployment, role: RoleSetup, gpu: Gpu) -> float:
-    """Seconds to bring a role's state to the GPU and back, once a step; gradients are made anew, not moved."""
-    if deployment.offload not in ("swap", "host_optimizer"):
-        return 0.0
+def swap_s(deployment: Deployment, role: RoleSetup, gpu: Gpu, known: Coefficients) -> float:
+    """Seconds to bring what leaves of a role's state to the GPU and back, once a step; gradients are not moved."""
     weights, layout = rank_parameters(deployment.model, role.layout, 0, role.head), role.layout
-    both_ways = 0.0
-    if role.trained and deployment.offload == "swap":
-        both_ways += 2 * weights.total * (MOMENT_BYTES + 4) / (layout.data if role.distributed_optimizer else 1)
-    if role.name != "actor":
-        both_ways += (2 if role.trained else 1) * weights.total * deployment.weight_bytes
-    return both_ways / gpu.host_link.bytes_per_s
+    moved = 0.0
+    if role.trained and role.optimizer == "own_phase":
+        moved += weights.total * deployment.optimizer_bytes(role) / (layout.data if role.distributed_optimizer else 1)
+    if role.weights == "own_phase":
+        moved += weights.total * deployment.weight_bytes
+    return 2 * moved / (gpu.host_link.bytes_per_s * known.link_frac.value)
 
 
-def step_parts(
-    deployment: Deployment, workload: Workload, gpu: Gpu, coefficients: Coefficients, sync: SyncBytes | None
-) -> tuple[TimePart, ...]:
+def sync_cost(size: SyncBytes, gpu: Gpu, span: int, known: Coefficients) -> PhaseCost:
+    """The weight transfer: the wire, then packing, unpacking and local copies, each read and written once."""
+    wire = size.received_bytes / (link(gpu, span).bytes_per_s * known.link_frac.value)
+    work = Work(copied_bytes=2 * size.copied_bytes + 4 * size.received_bytes, pushes=1)
+    return PhaseCost(phase="sync", role="engine", component="weights", work=work, messages_s=wire)
+
+
+def step_costs(
+    deployment: Deployment, workload: Workload, gpu: Gpu, known: Coefficients, sync: SyncBytes | None
+) -> Iterator[PhaseCost]:
     """Every component of one step on these cards, in order; nothing overlaps."""
-    parts = list(_rollout_parts(deployment, workload, gpu, coefficients))
+    yield from _rollout_costs(deployment, workload, gpu, known)
     for role in deployment.roles:
-        cost = pass_cost(deployment, role, workload, gpu, coefficients, training=False)
-        parts += _named("scoring", role, cost)
+        if role.name != "actor" or workload.scores_actor:
+            yield pass_cost(deployment, role, workload, gpu, known, training=False)
     for role in deployment.roles:
         if role.trained:
-            parts += _update_parts(deployment, role, workload, gpu, coefficients)
-    swapped = sum(swap_s(deployment, role, gpu) for role in deployment.roles)
-    parts.append(TimePart("switch-over", "all roles", "host link", swapped))
+            actor = role.name == "actor"
+            steps = workload.actor_optimizer_steps if actor else workload.critic_optimizer_steps
+            passes = workload.actor_passes if actor else workload.critic_passes
+            yield pass_cost(deployment, role, workload, gpu, known, training=True, optimizer_steps=steps, passes=passes)
+            yield optimizer_cost(deployment, role, gpu, known, steps)
+    swapped = sum(swap_s(deployment, role, gpu, known) for role in deployment.roles)
+    yield PhaseCost(phase="other", role="all roles", component="host link", messages_s=swapped)
     if sync is not None:
-        seconds = sync_s(
-            sync,
-            gpu,
-            deployment.num_gpus,
-            link_efficiency=coefficients.link_frac.value,
-            memory_efficiency=coefficients.memory_frac.value,
-        )
-        parts.append(TimePart("switch-over", "engine", "weights", seconds))
-    return tuple(part for part in parts if part.seconds > 0)
+        yield sync_cost(sync, gpu, deployment.num_gpus, known)
+    samples = Work(samples=workload.samples_per_step if deployment.engine is not None else 0)
+    yield PhaseCost(phase="other", role="all roles", component="rewards, packing, logging", work=samples)
 
 
-def _rollout_parts(deployment: Deployment, workload: Workload, gpu: Gpu, coefficients: Coefficients) -> Iterator[TimePart]:
+def _rollout_costs(deployment: Deployment, workload: Workload, gpu: Gpu, known: Coefficients) -> Iterator[PhaseCost]:
     engine = deployment.engine
     if engine is None:
         return
     one = sequence_kv_bytes(deployment.model, workload, engine.tensor, deployment.weight_bytes)
-    running = max(1, min(engine.max_num_seqs, engine.kv_cache_bytes // one))
+    fitting = engine.kv_cache_bytes // one or engine.max_num_seqs  # a cache of unknown size is taken to be large enough
+    running = min(engine.max_num_seqs, fitting)
     load = engine_load(workload, engine, running)
-    yield TimePart("rollout", "engine", "generate", rollout_s(deployment.model, gpu, load, coefficients))
+    yield PhaseCost(
+        phase="rollout",
+        role="engine",
+        component="generate",
+        work=rollout_work(deployment.model, load),
+        messages_s=rollout_messages_s(deployment.model, gpu, load, known.collective_frac.value),
+    )
 
 
-def _update_parts(
-    deployment: Deployment, role: RoleSetup, workload: Workload, gpu: Gpu, coefficients: Coefficients
-) -> Iterator[TimePart]:
-    actor = role.name == "actor"
-    steps = workload.actor_optimizer_steps if actor else workload.critic_optimizer_steps
-    passes = workload.actor_passes if actor else workload.critic_passes
-    cost = pass_cost(deployment, role, workload, gpu, coefficients, training=True, optimizer_steps=steps, passes=passes)
-    yield from _named("update", role, cost)
-    messages, adam = optimizer_s(deployment, role, gpu, coefficients)
-    yield TimePart("update", role.name, "gradients and weights over DP", steps * messages)
-    yield TimePart("update", role.name, "optimizer", steps * adam)
+def step_parts(
+    deployment: Deployment, workload: Workload, gpu: Gpu, known: Coefficients, sync: SyncBytes | None
+) -> tuple[TimePart, ...]:
+    """The same in seconds, with messages and waiting apart."""
+    parts: list[TimePart] = []
+    for cost in step_costs(deployment, workload, gpu, known, sync):
+        shown, work_s = _SHOWN[cost.phase], seconds(cost.work, gpu, known)
+        parts.append(TimePart(shown, cost.role, cost.component, work_s))
+        parts.append(TimePart(shown, cost.role, f"messages of {cost.component}", cost.messages_s))
+        parts.append(TimePart(shown, cost.role, "pipeline bubble", (work_s + cost.messages_s) * cost.bubble_frac))
+    return tuple(part for part in parts if part.seconds > 0)
 
 
-def _named(phase: str, role: RoleSetup, cost: PassCost) -> Iterator[TimePart]:
-    yield TimePart(phase, role.name, "compute", cost.compute_s)
-    yield TimePart(phase, role.name, "TP, EP and PP messages", cost.messages_s)
-    yield TimePart(phase, role.name, "pipeline bubble", cost.bubble_s)
-
-
-def phase_seconds(pools: Iterable[tuple[TimePart, ...]], other_frac: float) -> dict[str, float]:
-    """Seconds by phase over pools of cards that work at the same time: the slowest pool counts, phase by phase.
-
-    ``other`` is ``other_frac`` of the whole step.
-    """
-    slowest: dict[str, float] = {phase: 0.0 for phase in ("rollout", "scoring", "update", "switch-over")}
+def phase_seconds(pools: Iterable[tuple[TimePart, ...]]) -> dict[str, float]:
+    """Seconds by phase over pools of cards that work at the same time: the slowest pool counts, phase by phase."""
+    slowest = dict.fromkeys(dict.fromkeys(_SHOWN.values()), 0.0)
     for parts in pools:
         for phase in slowest:
             slowest[phase] = max(slowest[phase], sum(part.seconds for part in parts if part.phase == phase))
-    slowest["other"] = sum(slowest.values()) * other_frac / (1 - other_frac)
     return slowest

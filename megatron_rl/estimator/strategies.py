@@ -9,25 +9,23 @@ from itertools import product
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.tensor_degrees import divisors, rollout_tensor_degrees, training_tensor_degrees
 from megatron_rl.estimator.catalogue import Gpu
-from megatron_rl.estimator.coefficients import Coefficients
-from megatron_rl.estimator.deployment import (
-    TRAINABLE_OFFLOADS,
-    Deployment,
-    EngineSetup,
-    Offload,
-    Recompute,
-    RoleName,
-    RoleSetup,
-    Workload,
-)
+from megatron_rl.estimator.coefficients import Coefficients, process_memory
+from megatron_rl.estimator.deployment import Deployment, EngineSetup, Recompute, RoleName, RoleSetup, Workload
 from megatron_rl.estimator.engine_memory import sequence_kv_bytes, wanted_kv_bytes
 from megatron_rl.estimator.memory import phase_memory
 from megatron_rl.estimator.memory_part import MemoryPart, PhaseMemory
+from megatron_rl.estimator.offloading import (
+    OFFLOADS,
+    TRAINABLE_OFFLOADS,
+    Offload,
+    offload_of,
+    offloaded_engine,
+    offloaded_role,
+)
 from megatron_rl.estimator.step_time import TimePart, num_micro_batches, step_parts
 from megatron_rl.estimator.sync_bytes import sync_bytes
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 
-OFFLOADS: tuple[Offload, ...] = ("none", "sleep", "swap", "host_optimizer")
 SMALLER_MICRO_BATCHES = (8192, 4096)
 """Tokens; tried beside the configured size, and beside one longest sample."""
 
@@ -46,9 +44,26 @@ class Pool:
         return "actor" in self.roles
 
 
+@dataclass(frozen=True, slots=True)
+class RoleDegrees:
+    """A layout that a role keeps while the actor's is searched. Example: ``RoleDegrees(tensor=1, pipeline=2)``."""
+
+    tensor: int
+    pipeline: int
+
+    def layout(self, num_gpus: int) -> ParallelLayout | None:
+        """On so many cards; None where they do not divide."""
+        block = self.tensor * self.pipeline
+        if num_gpus % block:
+            return None
+        return ParallelLayout(
+            tensor=self.tensor, pipeline=self.pipeline, data=num_gpus // block, sequence_parallel=self.tensor > 1
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """What the user fixed; None = to be searched."""
+    """What the user fixed; None = to be searched, or for critic and reference that they take the actor's layout."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -56,6 +71,12 @@ class Pins:
     recompute: Recompute | None = None
     micro_batch_tokens: int | None = None
     kv_cache_bytes: int | None = None
+    critic: RoleDegrees | None = None
+    reference: RoleDegrees | None = None
+    offload: Offload | None = None
+
+
+PLAIN_ROLE = RoleSetup(name="actor", layout=ParallelLayout(), micro_batch_tokens=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +87,10 @@ class Limits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     prefix_caching: bool = True
+    aliased: bool = True
     sync_budget_bytes: int = 256 * 2**20
+    role: RoleSetup = PLAIN_ROLE
+    """Precision and loss, as configured for the actor and taken for the critic too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +133,8 @@ class Strategy:
         deployment = self.deployment
         if deployment.model.moe is not None or deployment.model.mla is not None:
             return "mixture-of-experts and latent attention are not trained by this version"
-        if deployment.offload not in TRAINABLE_OFFLOADS:
-            return f"offload={deployment.offload} is not part of this version"
+        if offload_of(deployment) not in TRAINABLE_OFFLOADS:
+            return f"offload={offload_of(deployment)} is not part of this version"
         return None
 
 
@@ -131,7 +155,7 @@ class Search:
         found: list[Strategy] = []
         rejected: list[Rejection] = []
         for layout in self._layouts(rejected):
-            for offload in self.offloads:
+            for offload in self.offloads if self.pins.offload is None else (self.pins.offload,):
                 leanest = self._leanest(layout, offload)
                 fitting = [v for v in self._variants(layout, offload) if v.fits] if leanest.fits else []
                 found.append(min(fitting, key=lambda s: s.step_s, default=leanest))
@@ -140,7 +164,8 @@ class Search:
     def _leanest(self, layout: ParallelLayout, offload: Offload) -> Strategy:
         """The variant with the least memory; where it does not fit, none does."""
         rollouts, recomputes, sizes = self._choices()
-        return self._strategy(layout, offload, rollouts[-1], recomputes[-1], sizes[-1])
+        variants = [self._strategy(layout, offload, tensor, recomputes[-1], sizes[-1]) for tensor in rollouts]
+        return min(variants, key=lambda variant: variant.peak.total_bytes)
 
     def _variants(self, layout: ParallelLayout, offload: Offload) -> Iterator[Strategy]:
         """Engine degrees and recomputations with every micro-batch down to the largest that leaves the cache its room.
@@ -212,20 +237,12 @@ class Search:
         self, layout: ParallelLayout, offload: Offload, rollout_tensor: int, recompute: Recompute, micro_batch_tokens: int
     ) -> Strategy:
         roles = tuple(
-            RoleSetup(
-                name=name,
-                layout=layout,
-                micro_batch_tokens=min(micro_batch_tokens, self._share_tokens(layout)),
-                recompute=recompute,
-                trained=name != "reference",
-            )
-            for name in self.pool.roles
+            offloaded_role(self._role(name, layout, recompute, micro_batch_tokens), offload) for name in self.pool.roles
         )
         deployment = Deployment(
             model=self.model,
             roles=roles,
-            engine=self._engine(rollout_tensor) if self.pool.has_engine else None,
-            offload=offload,
+            engine=self._engine(rollout_tensor, offload) if self.pool.has_engine else None,
             sync_budget_bytes=self.limits.sync_budget_bytes,
         )
         usable = round(self.pool.gpu.memory_bytes * (1 - self.coefficients.headroom_frac.value))
@@ -233,21 +250,35 @@ class Search:
         times = self.times(deployment, plan=False)
         return Strategy(pool=self.pool, deployment=deployment, memory=memory, times=times, usable_bytes=usable)
 
+    def _role(self, name: RoleName, layout: ParallelLayout, recompute: Recompute, micro_batch_tokens: int) -> RoleSetup:
+        own = {"actor": None, "critic": self.pins.critic, "reference": self.pins.reference}[name]
+        found = None if own is None else own.layout(self.pool.num_gpus)
+        return replace(
+            self.limits.role,
+            name=name,
+            layout=found or layout,
+            micro_batch_tokens=min(micro_batch_tokens, self._share_tokens(found or layout)),
+            recompute=recompute,
+            trained=name != "reference",
+        )
+
     def _share_tokens(self, layout: ParallelLayout) -> int:
         """Most tokens one data-parallel rank has in an optimizer step: no micro-batch gets larger."""
         work = self.workload
         samples = -(-work.samples_per_step * work.actor_passes // work.actor_optimizer_steps)
         return -(-samples // layout.data) * work.longest_sample_tokens
 
-    def _engine(self, tensor: int) -> EngineSetup:
-        return EngineSetup(
+    def _engine(self, tensor: int, offload: Offload) -> EngineSetup:
+        engine = EngineSetup(
             tensor=tensor,
             data=self.pool.num_gpus // tensor,
             max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             kv_cache_bytes=0,
             prefix_caching=self.limits.prefix_caching,
+            aliased=self.limits.aliased,
         )
+        return offloaded_engine(engine, offload)
 
     def _with_cache(self, deployment: Deployment, usable: int) -> tuple[Deployment, tuple[PhaseMemory, ...]]:
         """Give the KV cache what it wants or what is left, at least one longest sample."""
@@ -257,7 +288,7 @@ class Search:
             return deployment, memory
         wanted = wanted_kv_bytes(self.model, self.workload, engine, deployment.weight_bytes)
         least = sequence_kv_bytes(self.model, self.workload, engine.tensor, deployment.weight_bytes)
-        crowded = [phase for phase in memory if deployment.offload == "none" or phase.phase == "rollout"]
+        crowded = [phase for phase in memory if not engine.sleeps or phase.phase == "rollout"]
         left = usable - max(phase.total_bytes for phase in crowded)
         size = self.pins.kv_cache_bytes or max(least, min(wanted, left))
         held = MemoryPart("engine", "KV cache", size)
@@ -267,12 +298,7 @@ class Search:
     def _memory(self, deployment: Deployment) -> tuple[PhaseMemory, ...]:
         role = deployment.roles[0]
         count = num_micro_batches(role, self.workload, self.workload.actor_optimizer_steps, self.workload.actor_passes)
-        return phase_memory(
-            deployment,
-            context_bytes=round(self.coefficients.context_bytes.value),
-            cuda_graph_bytes=round(self.coefficients.cuda_graph_bytes.value),
-            num_micro_batches=count,
-        )
+        return phase_memory(deployment, process_memory(self.coefficients), num_micro_batches=count)
 
     def times(self, deployment: Deployment, *, plan: bool) -> tuple[TimePart, ...]:
         """Seconds of a step; ``plan`` asks the planner for the transfer's bytes."""
@@ -284,6 +310,7 @@ class Search:
                 RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
                 itemsize=deployment.weight_bytes,
                 budget_bytes=deployment.sync_budget_bytes,
+                aliased=deployment.engine.aliased,
                 plan=plan,
             )
         return step_parts(deployment, self.workload, self.pool.gpu, self.coefficients, sync)

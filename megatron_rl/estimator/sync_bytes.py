@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.estimator.catalogue import Gpu
-from megatron_rl.estimator.communication import link
 from megatron_rl.estimator.parameters import engine_parameters, layer_parts, total_parameters
+from megatron_rl.estimator.shared_weights import engine_own_parameters
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
+from megatron_rl.resharding.aliasing import with_aliases
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
@@ -32,14 +32,23 @@ class SyncBytes:
 
 @cache
 def sync_bytes(
-    model: ModelConfig, train: ParallelLayout, rollout: RolloutLayout, *, itemsize: int, budget_bytes: int, plan: bool
+    model: ModelConfig,
+    train: ParallelLayout,
+    rollout: RolloutLayout,
+    *,
+    itemsize: int,
+    budget_bytes: int,
+    aliased: bool,
+    plan: bool,
 ) -> SyncBytes:
     """Bytes of one weight transfer on the busiest rank; ``plan=False`` takes the closed form."""
     dense = model.moe is None and model.mla is None
     if not plan or not dense or train.world_size > MAX_PLANNED_RANKS:
         bound = received_bound_bytes(model, train, rollout.tensor, itemsize)
-        needed = engine_parameters(model, rollout.tensor) * itemsize
-        return SyncBytes(received_bytes=bound, copied_bytes=needed - bound, bound_bytes=bound, planned=False)
+        stages = range(train.pipeline) if aliased else ()
+        written = [engine_own_parameters(model, train, rollout.tensor, stage) for stage in stages]
+        needed = max(written, default=engine_parameters(model, rollout.tensor)) * itemsize
+        return SyncBytes(received_bytes=bound, copied_bytes=max(0, needed - bound), bound_bytes=bound, planned=False)
     planned = plan_reshard(
         logical_tensors(model),
         megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor)),
@@ -49,7 +58,7 @@ def sync_bytes(
         itemsize=itemsize,
         budget_bytes=budget_bytes,
     )
-    costs = planned.costs.values()
+    costs = (with_aliases(planned) if aliased else planned).costs.values()
     return SyncBytes(
         received_bytes=max(max(cost.received_bytes, cost.sent_bytes) for cost in costs),
         copied_bytes=max(cost.copied_bytes for cost in costs),
@@ -74,11 +83,3 @@ def received_bound_bytes(model: ModelConfig, train: ParallelLayout, rollout_tens
 
     least = missing(cut, train.tensor) + missing(routed, train.expert * train.etp)
     return round((least + replicated * (1 - 1 / train.pipeline)) * itemsize)
-
-
-def sync_s(size: SyncBytes, gpu: Gpu, span: int, *, link_efficiency: float, memory_efficiency: float) -> float:
-    """Seconds of a transfer: the wire, then packing, unpacking and local copies, each read and written once."""
-    fabric = link(gpu, span)
-    wire = size.received_bytes / (fabric.bytes_per_s * link_efficiency)
-    touched = 2 * size.copied_bytes + 4 * size.received_bytes
-    return wire + touched / (gpu.memory_bytes_per_s * memory_efficiency)

@@ -8,8 +8,9 @@ from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import TrainedRoleConfig
 from megatron_rl.estimator.catalogue import GIB
+from megatron_rl.estimator.configured import precision_of
 from megatron_rl.estimator.deployment import Recompute, Workload
-from megatron_rl.estimator.strategies import Limits, Pins
+from megatron_rl.estimator.strategies import Limits, Pins, RoleDegrees
 
 DEFAULT_NUM_PROMPTS = 10_000
 """Where the data set is not known."""
@@ -75,6 +76,7 @@ def pins_of(config: RunConfig, typed: Collection[str]) -> Pins:
     actor, rollout = config.actor, config.rollout
     recompute: Recompute = actor.recompute.granularity or "none"
     cache = None if rollout.kv_cache_gib is None else round(rollout.kv_cache_gib * GIB)
+    critic, reference = config.critic.parallel, config.ref.parallel
     return Pins(
         tensor=pinned("actor.parallel.tensor", actor.parallel.tensor),
         pipeline=pinned("actor.parallel.pipeline", actor.parallel.pipeline),
@@ -82,7 +84,13 @@ def pins_of(config: RunConfig, typed: Collection[str]) -> Pins:
         recompute=pinned("actor.recompute.granularity", recompute),
         micro_batch_tokens=pinned("actor.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu),
         kv_cache_bytes=pinned("rollout.kv_cache_gib", cache),
+        critic=RoleDegrees(critic.tensor, critic.pipeline) if _any_below("critic.parallel", typed) else None,
+        reference=None if reference is None else RoleDegrees(reference.tensor, reference.pipeline),
     )
+
+
+def _any_below(section: str, typed: Collection[str]) -> bool:
+    return any(key.startswith(f"{section}.") for key in typed)
 
 
 def limits_of(config: RunConfig) -> Limits:
@@ -92,5 +100,7 @@ def limits_of(config: RunConfig) -> Limits:
         max_num_seqs=config.rollout.max_num_seqs,
         max_num_batched_tokens=config.rollout.max_num_batched_tokens,
         prefix_caching=config.rollout.enable_prefix_caching,
+        aliased=config.weight_sync.alias,
         sync_budget_bytes=config.weight_sync.budget_bytes,
+        role=precision_of(config.actor),
     )

@@ -98,7 +98,6 @@ def _by_timer(answer: CostEstimate) -> dict[str, float]:
     for phase, role, _, seconds in answer.time_parts:
         timer = TIMERS.get((phase, role), "other")
         found[timer] = found.get(timer, 0.0) + seconds
-    found["other"] = found.get("other", 0.0) + answer.step_seconds["other"]
     return found
 
 

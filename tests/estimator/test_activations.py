@@ -11,6 +11,7 @@ from megatron_rl.estimator.activations import (
     checkpoint_bytes_per_token,
     forward_working_bytes,
     layer_bytes_per_token,
+    layers_in_flight,
     stage_activation_bytes,
 )
 from megatron_rl.parallel.layout import ParallelLayout
@@ -87,16 +88,16 @@ def test_layer_bytes_per_token_matches_autograd() -> None:
 
 
 def test_layer_bytes_per_token_on_gpu_matches_hand_computed() -> None:
-    # H 8, Q 8, KV 4, F 16, 4 heads of 2, bf16: norms, two inputs, angles, attention, MLP.
-    expected = 2 * (6 * 8 + 4) + 2 * 2 * 8 + 4 * 2 * 2 + (4 * 2 * 8 + 4 * 4) + 3 * 2 * 16
+    # H 8, Q 8, KV 4, F 16, 4 heads of 2, bf16: norms, two inputs, attention, MLP.
+    expected = 2 * (2 * 8 + 4) + 2 * 2 * 8 + (2 * (2 * 8 + 2 * 4) + 4 * 4) + 3 * 2 * 16
     assert layer_bytes_per_token(small_model(), actor_on(ParallelLayout()), weight_bytes=2, on_gpu=True) == expected
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sequence_parallel"])
 def test_layer_bytes_per_token_under_tensor_parallelism_matches_hand_computed(sequence_parallel: bool) -> None:
     role = actor_on(ParallelLayout(tensor=2, sequence_parallel=sequence_parallel))
-    around = (2 * (6 * 8 + 4) + 2 * 2 * 8) / (2 if sequence_parallel else 1)
-    expected = around + 16 + (64 + 16 + 96) / 2
+    around = (2 * (2 * 8 + 4) + 2 * 2 * 8) / (2 if sequence_parallel else 1)
+    expected = around + (48 + 16 + 96) / 2
     assert layer_bytes_per_token(small_model(), role, weight_bytes=2, on_gpu=True) == expected
 
 
@@ -106,6 +107,13 @@ def test_stage_activation_bytes_holds_one_micro_batch_per_stage_ahead() -> None:
     one = 32 * layer_bytes_per_token(model, role, weight_bytes=2, on_gpu=True)
     assert held == [4 * one, 3 * one, 2 * one, one]
     assert stage_activation_bytes(model, role, 0, weight_bytes=2, on_gpu=True, num_micro_batches=2) == 2 * one
+
+
+def test_layers_in_flight_of_an_interleaved_pipeline_matches_hand_computed() -> None:
+    # Two stages of four layers in two chunks: the first stage warms up 2 + 2 chunks and starts another; the last 0 + 2.
+    model, role = small_model(num_layers=8), actor_on(ParallelLayout(pipeline=2, virtual_pipeline=2))
+    assert [layers_in_flight(model, role, stage, 8) for stage in range(2)] == [2 * 5, 2 * 3]
+    assert layers_in_flight(model, role, 0, 2) == 2 * 4  # no more than there are chunks of micro-batches
 
 
 def test_stage_activation_bytes_with_full_recompute_matches_hand_computed() -> None:

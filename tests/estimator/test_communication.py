@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_rl.config.model import MoeConfig
 from megatron_rl.estimator.catalogue import Fabric, find_gpu
+from megatron_rl.estimator.coefficients import Coefficient, Coefficients
 from megatron_rl.estimator.communication import (
     all_gather_s,
     all_reduce_s,
@@ -17,7 +20,8 @@ from megatron_rl.estimator.communication import (
     pipeline_p2p_s,
     tensor_parallel_s,
 )
-from megatron_rl.estimator.sync_bytes import SyncBytes, received_bound_bytes, sync_bytes, sync_s
+from megatron_rl.estimator.step_time import sync_cost
+from megatron_rl.estimator.sync_bytes import SyncBytes, received_bound_bytes, sync_bytes
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from tests.estimator.shapes import small_model
 
@@ -91,7 +95,7 @@ def ids(pairs: list[tuple[ParallelLayout, int]]) -> list[str]:
 def planned_and_closed(train: ParallelLayout, rollout: int) -> tuple[int, int]:
     model = small_model(num_layers=4, tie_word_embeddings=False, num_key_value_heads=4)
     engines = RolloutLayout(tensor=rollout, data=train.world_size // rollout)
-    size = sync_bytes(model, train, engines, itemsize=2, budget_bytes=2**20, plan=True)
+    size = sync_bytes(model, train, engines, itemsize=2, budget_bytes=2**20, aliased=False, plan=True)
     assert size.planned
     return size.bound_bytes, received_bound_bytes(model, train, rollout, 2)
 
@@ -116,15 +120,26 @@ def test_sync_bytes_of_equal_layouts_is_zero() -> None:
         RolloutLayout(tensor=2, data=2),
         itemsize=2,
         budget_bytes=2**20,
+        aliased=False,
         plan=True,
     )
     assert (size.received_bytes, size.bound_bytes) == (0, 0) and size.copied_bytes > 0
 
 
-def test_sync_s_matches_hand_computed() -> None:
+@pytest.mark.parametrize("plan", [True, False], ids=["planned", "closed"])
+def test_sync_bytes_of_shared_weights_moves_nothing(plan: bool) -> None:
+    layouts = ParallelLayout(tensor=2, data=2), RolloutLayout(tensor=2, data=2)
+    model = small_model(vocab_size=256)  # no padding on either side
+    size = sync_bytes(model, *layouts, itemsize=2, budget_bytes=2**20, aliased=True, plan=plan)
+    assert (size.received_bytes, size.copied_bytes) == (0, 0)
+
+
+def test_sync_cost_matches_hand_computed() -> None:
     size = SyncBytes(received_bytes=1000, copied_bytes=500, bound_bytes=1000, planned=True)
-    expected = 1000 / (450e9 * 0.5) + (2 * 500 + 4 * 1000) / (4.8e12 * 0.5)
-    assert sync_s(size, H200, 2, link_efficiency=0.5, memory_efficiency=0.5) == pytest.approx(expected, rel=1e-12)
+    half, push = Coefficient(value=0.5), Coefficient(value=0.25)
+    known = replace(Coefficients(), link_frac=half, memory_frac=half, push_s=push)
+    expected = 0.25 + 1000 / (450e9 * 0.5) + (2 * 500 + 4 * 1000) / (4.8e12 * 0.5)
+    assert sync_cost(size, H200, 2, known).seconds(H200, known) == pytest.approx(expected, rel=1e-12)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

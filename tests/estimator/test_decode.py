@@ -1,27 +1,19 @@
-"""Rollout seconds by hand."""
+"""Work of a rollout by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from megatron_rl.estimator.catalogue import find_gpu
-from megatron_rl.estimator.coefficients import Coefficient, Coefficients
-from megatron_rl.estimator.decode import EngineLoad, engine_load, hardware_s, read_bytes, rollout_s
+from megatron_rl.estimator.communication import all_reduce_s
+from megatron_rl.estimator.decode import EngineLoad, engine_load, read_bytes, rollout_messages_s, rollout_work
 from megatron_rl.estimator.deployment import EngineSetup
+from megatron_rl.estimator.flops import decode_flops
 from tests.estimator.shapes import small_model, small_workload
 from tests.estimator.test_memory import COUNT
 
 H200 = find_gpu("H200")
 LOAD = EngineLoad(tensor=1, sequences=4, prefilled_prompts=2, prompt_tokens=10, response_tokens=6, iterations=8)
-COEFFICIENTS = replace(
-    Coefficients(),
-    prefill_frac=Coefficient(value=0.5),
-    memory_frac=Coefficient(value=0.5),
-    decode_iteration_s=Coefficient(value=3.0),
-    decode_token_s=Coefficient(value=0.25),
-)
 
 
 def test_read_bytes_matches_hand_computed() -> None:
@@ -34,16 +26,22 @@ def test_read_bytes_leaves_out_the_embedding_lookup() -> None:
     assert untied == tied
 
 
-def test_hardware_s_matches_hand_computed() -> None:
+def test_rollout_work_matches_hand_computed() -> None:
+    found = rollout_work(small_model(), LOAD)
     layers = 2 * (64 + 32 + 32 + 64 + 384)
-    prefill = 2 * (2 * (layers + 8) * 10 + 2 * 4 * 4 * 10**2) / (989e12 * 0.5)
-    reading = read_bytes(small_model(), LOAD) / (4.8e12 * 0.5)
-    assert hardware_s(small_model(), H200, LOAD, COEFFICIENTS) == pytest.approx(prefill + reading, rel=1e-12)
+    # Two prompts of ten tokens, no head; causal attention of 4 heads of 2 over two layers.
+    assert found.matmul_flops == 2 * layers * 20
+    assert found.attention_flops == 2 * (2 * 4 * 4) * 10**2
+    assert found.decode_flops == 24 * decode_flops(small_model(), 13)
+    assert (found.decode_bytes, found.iterations, found.sampled_tokens) == (read_bytes(small_model(), LOAD), 8, 24)
 
 
-def test_rollout_s_adds_iterations_and_tokens() -> None:
-    overhead = rollout_s(small_model(), H200, LOAD, COEFFICIENTS) - hardware_s(small_model(), H200, LOAD, COEFFICIENTS)
-    assert overhead == pytest.approx(8 * 3.0 + 24 * 0.25, rel=1e-12)
+def test_rollout_messages_s_matches_hand_computed() -> None:
+    pair = replace(LOAD, tensor=2)
+    # Two layers with two all-reduces of 3 tokens of 8 elements, in each of 8 iterations.
+    once = all_reduce_s(3 * 8 * 2, 2, H200.intra_node, 0.5)
+    assert rollout_messages_s(small_model(), H200, pair, 0.5) == 8 * 2 * 2 * once
+    assert rollout_messages_s(small_model(), H200, LOAD, 0.5) == 0
 
 
 def engine(**changes: object) -> EngineSetup:
@@ -57,3 +55,4 @@ def test_engine_load_matches_hand_computed() -> None:
     assert (load.sequences, load.prefilled_prompts, load.iterations) == (6, 3, 24)  # six answers of 16 in four seats
     assert engine_load(workload, engine(), running=6).iterations == 20  # the longest answer
     assert engine_load(workload, engine(prefix_caching=False), running=6).prefilled_prompts == 6
+    assert engine_load(replace(workload, longest_response_tokens=18.5), engine(), running=6).iterations == 18.5

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rl.estimator.activations import stage_activation_bytes
-from megatron_rl.estimator.deployment import Deployment, Offload
+from megatron_rl.estimator.deployment import Deployment, RoleSetup
 from megatron_rl.estimator.engine_memory import kv_bytes_per_token, wanted_kv_bytes, workspace_bytes
-from megatron_rl.estimator.memory import CPU_CHUNK_ELEMENTS, LOGIT_WORKSPACE_BYTES, head_bytes, phase_memory
+from megatron_rl.estimator.memory import ProcessMemory, phase_memory
 from megatron_rl.estimator.memory_part import PhaseMemory
+from megatron_rl.estimator.offloading import OFFLOADS, Offload, offload_of, offloaded_engine, offloaded_role
 from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.parallel.layout import ParallelLayout
 from tests.estimator.shapes import actor_on, small_deployment, small_model, small_workload
@@ -21,8 +22,17 @@ from tests.estimator.shapes import actor_on, small_deployment, small_model, smal
 COUNT = 2 * (64 + 32 + 32 + 64 + 384 + 16) + 64 * 8 + 8
 
 
+PROCESS = ProcessMemory(context_bytes=100, communicator_bytes=20, engine_bytes=10)
+
+
 def phases(deployment: Deployment) -> dict[str, PhaseMemory]:
-    return {p.phase: p for p in phase_memory(deployment, context_bytes=100, cuda_graph_bytes=10)}
+    return {p.phase: p for p in phase_memory(deployment, PROCESS)}
+
+
+def offloaded(deployment: Deployment, offload: Offload) -> Deployment:
+    assert deployment.engine is not None
+    roles = tuple(offloaded_role(role, offload) for role in deployment.roles)
+    return replace(deployment, roles=roles, engine=offloaded_engine(deployment.engine, offload))
 
 
 def sizes(phase: PhaseMemory) -> dict[str, int]:
@@ -38,13 +48,13 @@ def test_phase_memory_of_the_update_matches_hand_computed() -> None:
     kept = stage_activation_bytes(
         small_model(), actor_on(ParallelLayout()), 0, weight_bytes=2, on_gpu=True, num_micro_batches=1
     )
-    # Head: final norm f32 + normed + output; logits f32 + bf16; gradients of the weight, and of the hidden states f32 + bf16.
-    head = 32 * 8 * (4 + 2 + 2) + 32 * 64 * (4 + 2) + 64 * 8 * 2 + 32 * 8 * (4 + 2)
+    # The norm's input, output and gathered tokens; then logits in bf16 and one f32 tile, the hidden states' gradient in f32
+    # and bf16, the weight's. The engine's weights are the actor's.
+    head = 3 * 32 * 8 * 2 + 32 * 64 * (2 + 4) + 32 * 8 * (4 + 2) + 64 * 8 * 2
     assert found == {
         "process context": 100,
-        "engine weights": 2 * COUNT,
         "engine KV cache": 1000,
-        "engine CUDA graphs": 10,
+        "engine CUDA graphs and buffers": 10,
         "actor weights": 2 * COUNT,
         "actor gradients": 4 * COUNT,
         "actor optimizer": 12 * COUNT,
@@ -80,44 +90,59 @@ def test_phase_memory_counts_each_role_once() -> None:
     assert "reference gradients" not in found and "actor working memory" not in found
 
 
+def test_phase_memory_of_an_engine_with_its_own_weights() -> None:
+    deployment = small_deployment()
+    assert deployment.engine is not None
+    apart = replace(deployment, engine=replace(deployment.engine, aliased=False))
+    assert sizes(phases(apart)["rollout"])["engine weights"] == 2 * COUNT
+    assert sizes(phases(apart)["switch-over"])["engine transfer budget"] == 256 * 2**20
+    assert "engine transfer budget" not in sizes(phases(deployment)["switch-over"])
+
+
+def test_phase_memory_of_several_gpus_counts_communicators() -> None:
+    assert sizes(phases(small_deployment(ParallelLayout(data=2)))["rollout"])["process communicators"] == 20
+
+
+def test_phase_memory_takes_the_roles_own_precision() -> None:
+    role = actor_on(ParallelLayout(), gradient_bytes=2, master_bytes=2, moment_bytes=4)
+    found = sizes(phases(small_deployment(roles=(role,)))["update actor"])
+    assert (found["actor gradients"], found["actor optimizer"]) == (2 * COUNT, 6 * COUNT)
+
+
+def test_scoring_holds_offloaded_weights_of_one_role_at_a_time() -> None:
+    def role(name: str) -> RoleSetup:
+        trained = name != "reference"
+        return actor_on(ParallelLayout(), name=name, trained=trained, weights="always" if name == "actor" else "own_phase")
+
+    roles = tuple(role(name) for name in ("actor", "critic", "reference"))
+    found = sizes(phases(small_deployment(roles=roles))["scoring"])
+    assert ("critic weights" in found) != ("reference weights" in found)
+
+
+def test_phase_memory_of_an_unfused_adam_step_counts_its_temporaries() -> None:
+    role = actor_on(ParallelLayout(), micro_batch_tokens=1)
+    fused, plain = (sizes(phases(small_deployment(roles=(role,), fused_adam=fused))["update actor"]) for fused in (True, False))
+    assert fused["actor working memory"] < plain["actor working memory"] == 4 * COUNT
+
+
 RESIDENT = {
     "none": {"weights", "gradients", "optimizer"},
     "sleep": {"weights", "gradients", "optimizer"},
     "swap": {"weights"},
     "host_optimizer": {"weights"},
 }
-OFFLOADS: tuple[Offload, ...] = ("none", "sleep", "swap", "host_optimizer")
 
 
 @pytest.mark.parametrize("offload", RESIDENT)
 def test_offload_decides_what_of_the_actor_stays_during_the_rollout(offload: Offload) -> None:
-    rollout = phases(small_deployment(offload=offload))["rollout"]
+    rollout = phases(offloaded(small_deployment(), offload))["rollout"]
     assert {part.kind for part in rollout.parts if part.role == "actor"} == RESIDENT[offload]
+    assert offload_of(offloaded(small_deployment(), offload)) == offload
 
 
 def test_sleeping_engine_keeps_its_graphs_only() -> None:
-    update = phases(small_deployment(offload="sleep"))["update actor"]
-    assert {part.kind for part in update.parts if part.role == "engine"} == {"CUDA graphs"}
-
-
-def test_head_bytes_never_stores_all_logits() -> None:
-    deployment = small_deployment(model=small_model(vocab_size=2**20))
-    role = actor_on(ParallelLayout(), micro_batch_tokens=4096)
-    assert head_bytes(deployment, role, with_gradients=False) == 4096 * 8 * 8 + LOGIT_WORKSPACE_BYTES
-
-
-def test_head_bytes_on_cpu_matches_hand_computed() -> None:
-    deployment = small_deployment(weight_bytes=4, on_gpu=False)
-    expected = 32 * 8 * (4 + 4 + 4) + 3 * 32 * 64 * 4 + 64 * 8 * (4 + 4) + 32 * 8 * 4
-    assert head_bytes(deployment, actor_on(ParallelLayout()), with_gradients=True) == expected
-
-
-def test_logit_workspaces_are_the_kernels() -> None:
-    pytest.importorskip("triton")
-    from kernels import linear_logprob
-    from kernels.linear_logprob import tiles
-
-    assert (LOGIT_WORKSPACE_BYTES, CPU_CHUNK_ELEMENTS) == (tiles.WORKSPACE_BYTES, linear_logprob.CPU_CHUNK_ELEMENTS)
+    update = phases(offloaded(small_deployment(), "sleep"))["update actor"]
+    assert {part.kind for part in update.parts if part.role == "engine"} == {"CUDA graphs and buffers"}
 
 
 @pytest.mark.parametrize("tensor,heads", [(1, 2), (2, 1), (4, 1)])
@@ -154,7 +179,9 @@ def test_phase_memory_is_monotonic(data: int, tokens: int, more: int, recompute:
     def peak(data: int, tokens: int, recompute: str, offload: Offload) -> int:
         layout = ParallelLayout(data=data)
         role = actor_on(layout, micro_batch_tokens=tokens, recompute=recompute)
-        return max(p.total_bytes for p in phases(small_deployment(layout, roles=(role,), offload=offload)).values())
+        deployment = offloaded(small_deployment(layout, roles=(role,)), offload)
+        alone = replace(PROCESS, communicator_bytes=0)
+        return max(p.total_bytes for p in phase_memory(deployment, alone))
 
     base = peak(data, tokens, recompute, offload)
     assert peak(data, tokens + more, recompute, offload) >= base

@@ -1,6 +1,11 @@
+"""Memory of configured runs: which key changes which part."""
+
 from __future__ import annotations
 
+import pytest
+
 from megatron_rl.config.loading import compose
+from megatron_rl.estimator.configured import SEQUENCE_LEVEL_LOSSES
 from megatron_rl.estimator.memory_part import PhaseMemory
 from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
@@ -20,7 +25,7 @@ def test_rank_memory_matches_hand_computed() -> None:
     assert part(update, "actor", "weights") == 2 * count
     assert part(update, "actor", "gradients") == 4 * count
     assert part(update, "actor", "optimizer") == 12 * count
-    assert part(update, "engine", "weights") == 2 * count
+    assert part(update, "engine", "weights") == 0  # the actor's
     assert part(update, "engine", "KV cache") == 4 * GIB
 
 
@@ -42,3 +47,32 @@ def test_memory_table_shows_every_phase_and_the_parts_of_the_largest() -> None:
     text = memory_table(tuple(phases.values()))
     assert all(name in text for name in phases)
     assert "update actor: actor optimizer" in text
+
+
+def test_rank_memory_follows_the_optimizers_precision() -> None:
+    typed = ["main_grads_dtype=bfloat16", "exp_avg_dtype=bfloat16", "use_precision_aware_optimizer=true"]
+    lean = phases_of("model=qwen2_7b", *(f"actor.optim.{key}" for key in typed))["update actor"]
+    count = total_parameters(compose(["model=qwen2_7b"]).model)
+    assert (part(lean, "actor", "gradients"), part(lean, "actor", "optimizer")) == (2 * count, (2 + 2 + 4) * count)
+
+
+def test_rank_memory_follows_what_is_offloaded() -> None:
+    typed = ["rollout.free_cache_engine=true", "actor.grad_offload=true", "actor.optimizer_offload=true"]
+    rollout = phases_of("model=qwen2_5_1_5b", "algorithm=grpo", "rollout.kv_cache_gib=4", *typed)["rollout"]
+    update = phases_of("model=qwen2_5_1_5b", "algorithm=grpo", "rollout.kv_cache_gib=4", *typed)["update actor"]
+    assert {p.kind for p in rollout.parts if p.role == "actor"} == {"weights"}
+    assert part(update, "engine", "KV cache") == 0 and part(rollout, "engine", "KV cache") == 4 * GIB
+
+
+def test_rank_memory_of_a_reference_on_its_own_layout() -> None:
+    typed = ["algorithm=grpo", "actor.use_kl_loss=true", "actor.parallel.tensor=2", "actor.parallel.sequence_parallel=true"]
+    own = phases_of("model=qwen2_7b", *typed, "+ref.parallel.pipeline=2", world=2)["scoring"]
+    alike = phases_of("model=qwen2_7b", *typed, world=2)["scoring"]
+    assert part(own, "reference", "weights") != part(alike, "reference", "weights") > 0
+
+
+def test_sequence_level_losses_are_the_algorithms() -> None:
+    pytest.importorskip("torch")
+    from megatron_rl.algorithms.policy_loss import SEQUENCE_LEVEL
+
+    assert set(SEQUENCE_LEVEL_LOSSES) == SEQUENCE_LEVEL

@@ -9,8 +9,9 @@ import pytest
 from megatron_rl.estimator.catalogue import GIB, find_gpu
 from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.deployment import Workload
+from megatron_rl.estimator.offloading import offload_of
 from megatron_rl.estimator.presets import preset_model
-from megatron_rl.estimator.strategies import Pins, Pool, Search, Strategy
+from megatron_rl.estimator.strategies import Pins, Pool, RoleDegrees, Search, Strategy
 from tests.estimator.shapes import small_workload
 
 WORK = small_workload(
@@ -78,13 +79,14 @@ def test_search_makes_no_micro_batch_larger_than_a_ranks_share() -> None:
     assert sizes == {1: 8 * 1024, 2: 4 * 1024, 4: 2 * 1024}
 
 
-def test_search_on_a_smaller_card_recomputes() -> None:
+def test_search_on_a_smaller_card_cuts_smaller_and_recomputes() -> None:
     def lightest(gpu: str) -> Strategy:
         found, _ = search("qwen2_5_1_5b", gpu, 1).run()
         return found[0]
 
     assert lightest("H200").deployment.roles[0].recompute == "none"
-    assert lightest("A100-40GB").deployment.roles[0].recompute == "full"
+    assert lightest("A100-40GB").deployment.roles[0].micro_batch_tokens < 16384
+    assert lightest("L4-24GB").deployment.roles[0].recompute == "full"
 
 
 @pytest.mark.parametrize("model,gpu", [("qwen2_5_1_5b", "L4-24GB"), ("qwen2_7b", "H100")])
@@ -99,7 +101,7 @@ def test_search_prunes_nothing_faster(model: str, gpu: str) -> None:
         layout = strategy.deployment.roles[0].layout
         pins = Pins(tensor=layout.tensor, pipeline=layout.pipeline)
         for size in (16384, 8192, 4096):
-            alone = replace(all_sizes, pins=replace(pins, micro_batch_tokens=size), offloads=(strategy.deployment.offload,))
+            alone = replace(all_sizes, pins=replace(pins, micro_batch_tokens=size), offloads=(offload_of(strategy.deployment),))
             (pinned,), _ = alone.run()
             assert not pinned.fits or strategy.step_s <= pinned.step_s
 
@@ -111,10 +113,28 @@ def test_search_never_calls_fitting_what_is_over_the_limit(gpu: str) -> None:
         assert strategy.fits == all(phase.total_bytes <= strategy.usable_bytes for phase in strategy.memory)
 
 
+def test_search_keeps_the_layouts_of_other_roles() -> None:
+    pins = Pins(tensor=2, critic=RoleDegrees(1, 2), offload="swap")
+    pool = Pool(gpu=find_gpu("H200"), num_gpus=4, roles=("actor", "critic"))
+    found, _ = replace(search(pins=pins), pool=pool).run()
+    for strategy in found:
+        critic = strategy.deployment.role("critic")
+        assert critic is not None and (critic.layout.tensor, critic.layout.pipeline, critic.layout.data) == (1, 2, 2)
+        assert offload_of(strategy.deployment) == "swap"
+
+
+@pytest.mark.parametrize("rollout_tensor,own_weights", [(1, False), (2, True)])
+def test_search_shares_weights_where_the_layouts_agree(rollout_tensor: int, own_weights: bool) -> None:
+    found, _ = search(pins=Pins(tensor=1, pipeline=1, rollout_tensor=rollout_tensor)).run()
+    parts = [part for strategy in found for phase in strategy.memory for part in phase.parts if part.role == "engine"]
+    assert any(part.kind == "weights" for part in parts) == own_weights
+
+
 def test_strategy_says_what_this_version_cannot_run() -> None:
     found, _ = search().run()
-    reasons = {strategy.deployment.offload: strategy.untrainable for strategy in found}
-    assert reasons["none"] is None and reasons["swap"] == "offload=swap is not part of this version"
+    reasons = {offload_of(strategy.deployment): strategy.untrainable for strategy in found}
+    assert reasons["none"] is None and reasons["swap"] is None
+    assert reasons["host_optimizer"] == "offload=host_optimizer is not part of this version"
     experts, _ = search("qwen3_30b_a3b").run()
     assert all(strategy.untrainable for strategy in experts)
 

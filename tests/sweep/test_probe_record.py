@@ -10,8 +10,8 @@ from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import with_world
-from megatron_rl.estimator.estimate import measured_runs
-from megatron_rl.estimator.measurements import CPU, Measurement, append_measurement, load_measurements, read_records
+from megatron_rl.estimator.measured_run import measured_runs
+from megatron_rl.estimator.measurements import CPU, Measurement, append_measurement, own_records, read_records
 from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.observability.sinks import Record
 from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
@@ -82,8 +82,7 @@ def test_measurement_roundtrips_through_the_estimators_store(config: RunConfig, 
     append_measurement(path, on_gpu)
     assert read_records(path) == (on_cpu, on_gpu)
     assert on_cpu.use == "context"
-    assert [run.record for run in measured_runs(load_measurements(path))][-1] == on_gpu
-    assert on_cpu not in load_measurements(path)
+    assert [run.record for run in measured_runs(own_records(path))] == [on_gpu]
 
 
 def test_recorded_config_roundtrips(config: RunConfig) -> None:

@@ -1,0 +1,93 @@
+"""A stored measurement as what the model takes: a deployment, its work, and each phase's cost before coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from megatron_rl.config.run import RunConfig
+from megatron_rl.estimator.catalogue import Gpu, find_gpu
+from megatron_rl.estimator.coefficients import Coefficients, process_memory
+from megatron_rl.estimator.configured import deployment_of
+from megatron_rl.estimator.deployment import Deployment, Workload
+from megatron_rl.estimator.measurements import Measurement, PhaseName
+from megatron_rl.estimator.memory import phase_memory
+from megatron_rl.estimator.memory_part import Phase
+from megatron_rl.estimator.recorded_settings import recorded_config
+from megatron_rl.estimator.step_time import PhaseCost, num_micro_batches, step_costs
+from megatron_rl.estimator.sync_bytes import sync_bytes
+from megatron_rl.estimator.workload import workload_of
+from megatron_rl.parallel.layout import RolloutLayout
+
+MEMORY_PHASES: dict[PhaseName, Phase] = {
+    "rollout": "rollout",
+    "score_actor": "scoring",
+    "score_reference": "scoring",
+    "score_critic": "scoring",
+    "update_critic": "update critic",
+    "update_actor": "update actor",
+    "sync": "switch-over",
+}
+"""Phase as it is measured -> phase of the memory model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A measurement with what its names mean."""
+
+    record: Measurement
+    config: RunConfig
+    gpu: Gpu
+
+    @property
+    def deployment(self) -> Deployment:
+        """Roles and engine."""
+        return deployment_of(self.config, self.record.num_gpus, on_gpu=True)
+
+    @property
+    def workload(self) -> Workload:
+        """Of the measured steps, not of the configured maxima."""
+        batch = self.record.batch
+        return replace(
+            workload_of(self.config),
+            prompts_per_step=max(1, round(batch.samples / batch.samples_per_prompt)),
+            samples_per_prompt=batch.samples_per_prompt,
+            prompt_tokens=batch.prompt_tokens,
+            response_tokens=batch.response_tokens,
+            longest_response_tokens=batch.longest_response_tokens or batch.response_tokens,
+            squared_tokens=batch.squared_tokens or None,
+            scores_actor="score_actor" in self.record.phase_seconds,
+        )
+
+    def costs(self, known: Coefficients) -> Iterator[tuple[PhaseName, list[PhaseCost]]]:
+        """Phases that were measured and are modelled, with their components."""
+        if not self.record.phase_seconds:
+            return
+        deployment, engine = self.deployment, self.deployment.engine
+        assert engine is not None, "a configured run has one"
+        size = sync_bytes(
+            deployment.model,
+            deployment.roles[0].layout,
+            RolloutLayout(tensor=engine.tensor, data=engine.data),
+            itemsize=deployment.weight_bytes,
+            budget_bytes=deployment.sync_budget_bytes,
+            aliased=engine.aliased,
+            plan=False,
+        )
+        costs = step_costs(deployment, self.workload, self.gpu, known, size)
+        measured = sorted((cost for cost in costs if cost.phase in self.record.phase_seconds), key=lambda cost: cost.phase)
+        for phase, components in groupby(measured, key=lambda cost: cost.phase):
+            yield phase, list(components)
+
+    def peak_bytes(self, known: Coefficients) -> dict[Phase, int]:
+        """Predicted peaks of torch's allocator: without what lies outside of it."""
+        deployment, workload = self.deployment, self.workload
+        count = num_micro_batches(deployment.roles[0], workload, workload.actor_optimizer_steps, workload.actor_passes)
+        phases = phase_memory(deployment, process_memory(known), num_micro_batches=count)
+        return {p.phase: sum(part.size_bytes for part in p.parts if part.role != "process") for p in phases}
+
+
+def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:
+    """Records with their configuration and their card looked up."""
+    return [MeasuredRun(record=r, config=recorded_config(r), gpu=find_gpu(r.gpu, "measurement.gpu")) for r in records]
