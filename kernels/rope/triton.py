@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ELEMENTS = 2048
+PAIRS = 2048
 """Rotated pairs one program handles."""
 
 
@@ -22,6 +22,7 @@ def _rotate(
     cos_TR,
     sin_TR,
     output_TNK,
+    num_rows,
     num_heads,
     half,
     head_dim,
@@ -29,18 +30,18 @@ def _rotate(
     head_stride,
     sign,
     REST: tl.constexpr,
-    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tokens, heads = rows // num_heads, rows % num_heads
     channels = tl.arange(0, HALF)
-    rotated = channels < half
-    cos = tl.load(cos_TR + token * half + channels, mask=rotated, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_TR + token * half + channels, mask=rotated, other=0.0).to(tl.float32)[None, :] * sign
-    read = x_TNK + token * token_stride + heads[:, None].to(tl.int64) * head_stride
-    write = output_TNK + (token * num_heads + heads[:, None]) * head_dim
-    inside = (heads < num_heads)[:, None] & rotated[None, :]
+    inside = (rows < num_rows)[:, None] & (channels < half)[None, :]
+    angles = tokens[:, None] * half + channels[None, :]
+    cos = tl.load(cos_TR + angles, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_TR + angles, mask=inside, other=0.0).to(tl.float32) * sign
+    read = x_TNK + tokens[:, None] * token_stride + heads[:, None] * head_stride
+    write = output_TNK + rows[:, None] * head_dim
     first = tl.load(read + channels[None, :], mask=inside, other=0.0).to(tl.float32)
     second = tl.load(read + half + channels[None, :], mask=inside, other=0.0).to(tl.float32)
     dtype = output_TNK.dtype.element_ty
@@ -48,7 +49,7 @@ def _rotate(
     tl.store(write + half + channels[None, :], (second * cos + first * sin).to(dtype), mask=inside)
     if REST > 0:
         others = 2 * half + tl.arange(0, REST)
-        kept = (heads < num_heads)[:, None] & (others < head_dim)[None, :]
+        kept = (rows < num_rows)[:, None] & (others < head_dim)[None, :]
         tl.store(write + others[None, :], tl.load(read + others[None, :], mask=kept), mask=kept)
 
 
@@ -59,13 +60,14 @@ def _launch(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor, sign: float) -> Tenso
     output_TNK = torch.empty(x_TNK.shape, dtype=x_TNK.dtype, device=x_TNK.device)
     half = cos_TR.shape[-1]
     padded_half = triton.next_power_of_2(half)
-    heads = min(triton.next_power_of_2(num_heads), max(1, ELEMENTS // padded_half))
+    rows = max(1, PAIRS // padded_half)
     if output_TNK.numel() > 0:
-        _rotate[(num_tokens, triton.cdiv(num_heads, heads))](
+        _rotate[(triton.cdiv(num_tokens * num_heads, rows),)](
             x_TNK,
             cos_TR,
             sin_TR,
             output_TNK,
+            num_tokens * num_heads,
             num_heads,
             half,
             head_dim,
@@ -73,7 +75,7 @@ def _launch(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor, sign: float) -> Tenso
             x_TNK.stride(1),
             sign,
             REST=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
-            HEADS=heads,
+            ROWS=rows,
             HALF=padded_half,
         )
     return output_TNK
