@@ -1,4 +1,4 @@
-"""Whole layers of the 1.5B shape as training runs them, under both layer specs."""
+"""Whole layers as training runs them, under both layer specs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from benchmarks.harness import Bench, Work
 from megatron_rl.config.model import ModelConfig, TransformerImpl
 from megatron_rl.config.training import OptimConfig
-from megatron_rl.models.gpt import TransformerStage, build_stage, named_local_parameters
+from megatron_rl.data.packing import Packer
+from megatron_rl.models.gpt import build_stage, named_local_parameters
 from megatron_rl.models.initialise import initialise
 from megatron_rl.parallel.groups import GroupRegistry, RoleGroups
 from megatron_rl.parallel.layout import ParallelLayout
@@ -19,9 +20,30 @@ from megatron_rl.training.optimizer import wrap_data_parallel
 from megatron_rl.types.batches import PackedTokens
 
 TOKENS, DOCUMENT = 16_384, 1024
-NUM_LAYERS = 7
-"""A quarter of the 1.5B model."""
 SPECS: tuple[TransformerImpl, ...] = ("local", "transformer_engine")
+QUARTER_OF_1_5B = ModelConfig(
+    name="7 layers of the 1.5B shape",
+    architecture="qwen2",
+    num_layers=7,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    vocab_size=1024,
+    qkv_bias=True,
+    tie_word_embeddings=True,
+)
+WHOLE_135M = ModelConfig(
+    name="30 layers of the 135M shape",
+    architecture="llama",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    vocab_size=1024,
+    tie_word_embeddings=True,
+)
 
 
 def bench_stacks(bench: Bench) -> None:
@@ -29,44 +51,24 @@ def bench_stacks(bench: Bench) -> None:
     platform = Platform.detect()
     init_distributed(platform, 120, {})
     groups = RoleGroups.build(ParallelLayout(), GroupRegistry())
-    for implementation in SPECS:
-        model = _shape(implementation)
-        chunks = build_stage(model, groups, platform)
-        initialise(named_local_parameters(chunks, groups), model, groups, 0)
-        wrapped = wrap_data_parallel(chunks, groups, OptimConfig())[0].train()
-        packed = _pack(bench.device)
-        with groups.as_megatron_globals():
-            _bench_spec(bench, implementation, chunks[0], wrapped, packed, _forward_flops(model))
-        del chunks, wrapped
-        gc.collect()
+    for shape in (QUARTER_OF_1_5B, WHOLE_135M):
+        for implementation in SPECS:
+            _bench_spec(bench, shape.model_copy(update={"transformer_impl": implementation}), groups, platform)
+            gc.collect()
 
 
-def _bench_spec(
-    bench: Bench, name: str, stage: TransformerStage, wrapped: torch.nn.Module, packed: PackedTokens, flops: float
-) -> None:
-    upstream = 1e-3 * torch.randn(TOKENS, 1, stage.config.hidden_size, device=bench.device, dtype=torch.bfloat16)
+def _bench_spec(bench: Bench, model: ModelConfig, groups: RoleGroups, platform: Platform) -> None:
+    chunks = build_stage(model, groups, platform)
+    initialise(named_local_parameters(chunks, groups), model, groups, 0)
+    wrapped = wrap_data_parallel(chunks, groups, OptimConfig())[0].train()
+    packed = _pack(bench.device)
+    upstream = 1e-3 * torch.randn(TOKENS, 1, model.hidden_size, device=bench.device, dtype=torch.bfloat16)
     step: Callable[[], object] = lambda: wrapped(packed).backward(upstream)  # noqa: E731
-    score = torch.no_grad()(lambda: stage(packed))
-    case = f"{NUM_LAYERS} layers, 1.5B shape, {TOKENS} tokens"
-    bench.measure(f"{case}, fwd", name, score, Work("matmul", flops))
-    bench.measure(f"{case}, fwd+bwd", name, step, Work("matmul", 3 * flops))
-
-
-def _shape(implementation: TransformerImpl) -> ModelConfig:
-    """Qwen2.5-1.5B with fewer layers and a small vocabulary."""
-    return ModelConfig(
-        name="stack",
-        architecture="qwen2",
-        num_layers=NUM_LAYERS,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        vocab_size=1024,
-        qkv_bias=True,
-        tie_word_embeddings=True,
-        transformer_impl=implementation,
-    )
+    score = torch.no_grad()(lambda: chunks[0](packed))
+    case, flops = f"{model.name}, {TOKENS} tokens", _forward_flops(model)
+    with groups.as_megatron_globals():
+        bench.measure(f"{case}, fwd", str(model.transformer_impl), score, Work("matmul", flops))
+        bench.measure(f"{case}, fwd+bwd", str(model.transformer_impl), step, Work("matmul", 3 * flops))
 
 
 def _forward_flops(model: ModelConfig) -> float:
@@ -78,13 +80,13 @@ def _forward_flops(model: ModelConfig) -> float:
 
 
 def _pack(device: torch.device) -> PackedTokens:
-    lengths = (DOCUMENT,) * (TOKENS // DOCUMENT)
-    tokens = torch.randint(1024, (TOKENS,), device=device)
-    return PackedTokens(
-        tokens_T=tokens,
-        targets_T=tokens,
-        predicts_T=torch.ones(TOKENS, dtype=torch.bool, device=device),
-        cu_seqlens=torch.arange(0, TOKENS + 1, DOCUMENT, dtype=torch.int32, device=device),
-        lengths=lengths,
-        rows=tuple(range(len(lengths))),
+    count = TOKENS // DOCUMENT
+    tokens_BS = torch.randint(1024, (count, DOCUMENT))
+    packer = Packer(
+        tokens_BS=tokens_BS,
+        mask_BS=torch.ones_like(tokens_BS, dtype=torch.bool),
+        lengths=(DOCUMENT,) * count,
+        multiple=1,
+        device=device,
     )
+    return packer.pack_tokens(tuple(range(count)))

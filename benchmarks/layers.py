@@ -1,8 +1,8 @@
 """Parts of a transformer layer and stacks of whole layers: ``python benchmarks/layers.py --out DIR``; needs a GPU.
 
 Compares attention over packed documents (torch's variable-length kernel, Transformer Engine's), norms, rotations and gated
-activations, each forward and backward as a CUDA graph, so that only the device's time counts; then whole layers of the
-1.5B shape under both layer specs as training runs them. Prints a line per measurement and writes ``DIR/layers.json`` and
+activations, each forward and backward as a CUDA graph, so that only the device's time counts; then whole layers of
+two shapes under both layer specs as training runs them. Prints a line per measurement and writes ``DIR/layers.json`` and
 ``DIR/layers.md``. Stops by itself after ``--limit`` seconds.
 """
 
