@@ -40,6 +40,8 @@ from megatron_rl.rewards.math_answer import last_number_match
 
 _GPU_SHARE = float(os.environ.get("TRL_VLLM_GPU_SHARE", "0.1"))
 _SAMPLES_PER_FORWARD = int(os.environ.get("TRL_SAMPLES_PER_FORWARD", "512"))
+_LIGER = os.environ.get("TRL_LIGER", "0") == "1"
+"""What only TRL knows: the engine's share of the GPU, samples per forward pass, and whether Liger computes the loss."""
 _PHASES = {"vLLM.generate": "gen", "transformers.generate": "gen", "sync_weights": "update_weights", "score": "reward"}
 """TRL's own names -> ours; what is left of a step is scoring and the update."""
 
@@ -95,6 +97,7 @@ def trl_config(config: RunConfig, folder: Path) -> GRPOConfig:
         beta=0.0,
         epsilon=config.actor.clip_ratio,
         loss_type="dapo",
+        use_liger_kernel=_LIGER,
         scale_rewards="group",
         model_init_kwargs={"dtype": "float32"},
         bf16=on_gpu,
