@@ -10,8 +10,7 @@ from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.deployment import Workload
 from megatron_rl.estimator.ranking import Plan, Prices, why_not
 from megatron_rl.estimator.strategies import Pool, Strategy
-from megatron_rl.estimator.sync_bytes import sync_bytes
-from megatron_rl.parallel.layout import RolloutLayout
+from megatron_rl.estimator.sync_bytes import planned_sync
 
 
 def verdict_line(best: Plan, advice: str) -> str:
@@ -28,18 +27,9 @@ def verdict_line(best: Plan, advice: str) -> str:
 
 def sync_line(strategy: Strategy) -> str:
     """The planned weight transfer of the busiest rank."""
-    deployment = strategy.deployment
-    if deployment.engine is None:
+    size = planned_sync(strategy.deployment, plan=True)
+    if size is None:
         return "no engine here"
-    size = sync_bytes(
-        deployment.model,
-        deployment.roles[0].layout,
-        RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
-        itemsize=deployment.weight_bytes,
-        budget_bytes=deployment.sync_budget_bytes,
-        aliased=deployment.engine.aliased,
-        plan=True,
-    )
     if size.received_bytes == size.copied_bytes == 0:
         return "nothing moves: the engine reads the actor's weights in place"
     source = "planned" if size.planned else "lower bound"

@@ -16,9 +16,8 @@ from megatron_rl.estimator.memory import phase_memory
 from megatron_rl.estimator.memory_part import Phase
 from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.estimator.step_time import PhaseCost, num_micro_batches, step_costs
-from megatron_rl.estimator.sync_bytes import sync_bytes
+from megatron_rl.estimator.sync_bytes import planned_sync
 from megatron_rl.estimator.workload import workload_of
-from megatron_rl.parallel.layout import RolloutLayout
 
 MEMORY_PHASES: dict[PhaseName, Phase] = {
     "rollout": "rollout",
@@ -64,18 +63,9 @@ class MeasuredRun:
         """Phases that were measured and are modelled, with their components."""
         if not self.record.phase_seconds:
             return
-        deployment, engine = self.deployment, self.deployment.engine
-        assert engine is not None, "a configured run has one"
-        size = sync_bytes(
-            deployment.model,
-            deployment.roles[0].layout,
-            RolloutLayout(tensor=engine.tensor, data=engine.data),
-            itemsize=deployment.weight_bytes,
-            budget_bytes=deployment.sync_budget_bytes,
-            aliased=engine.aliased,
-            plan=False,
-        )
-        costs = step_costs(deployment, self.workload, self.gpu, known, size)
+        deployment = self.deployment
+        sync = planned_sync(deployment, plan=False)
+        costs = step_costs(deployment, self.workload, self.gpu, known, sync)
         measured = sorted((cost for cost in costs if cost.phase in self.record.phase_seconds), key=lambda cost: cost.phase)
         for phase, components in groupby(measured, key=lambda cost: cost.phase):
             yield phase, list(components)

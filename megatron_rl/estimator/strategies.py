@@ -23,8 +23,8 @@ from megatron_rl.estimator.offloading import (
     offloaded_role,
 )
 from megatron_rl.estimator.step_time import TimePart, num_micro_batches, step_parts
-from megatron_rl.estimator.sync_bytes import sync_bytes
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.estimator.sync_bytes import planned_sync
+from megatron_rl.parallel.layout import ParallelLayout
 
 SMALLER_MICRO_BATCHES = (8192, 4096)
 """Tokens; tried beside the configured size, and beside one longest sample."""
@@ -245,7 +245,7 @@ class Search:
             engine=self._engine(rollout_tensor, offload) if self.pool.has_engine else None,
             sync_budget_bytes=self.limits.sync_budget_bytes,
         )
-        usable = round(self.pool.gpu.memory_bytes * (1 - self.coefficients.headroom_frac.value))
+        usable = usable_bytes(self.pool.gpu, self.coefficients)
         deployment, memory = self._with_cache(deployment, usable)
         times = self.times(deployment, plan=False)
         return Strategy(pool=self.pool, deployment=deployment, memory=memory, times=times, usable_bytes=usable)
@@ -302,18 +302,13 @@ class Search:
 
     def times(self, deployment: Deployment, *, plan: bool) -> tuple[TimePart, ...]:
         """Seconds of a step; ``plan`` asks the planner for the transfer's bytes."""
-        sync = None
-        if deployment.engine is not None:
-            sync = sync_bytes(
-                self.model,
-                deployment.roles[0].layout,
-                RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
-                itemsize=deployment.weight_bytes,
-                budget_bytes=deployment.sync_budget_bytes,
-                aliased=deployment.engine.aliased,
-                plan=plan,
-            )
+        sync = planned_sync(deployment, plan=plan)
         return step_parts(deployment, self.workload, self.pool.gpu, self.coefficients, sync)
+
+
+def usable_bytes(gpu: Gpu, known: Coefficients) -> int:
+    """The card without what is kept free."""
+    return round(gpu.memory_bytes * (1 - known.headroom_frac.value))
 
 
 def _expert_degree(model: ModelConfig, block: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.estimator.deployment import Deployment
 from megatron_rl.estimator.parameters import engine_parameters, layer_parts, total_parameters
 from megatron_rl.estimator.shared_weights import engine_own_parameters
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
@@ -64,6 +65,21 @@ def sync_bytes(
         copied_bytes=max(cost.copied_bytes for cost in costs),
         bound_bytes=max(cost.bound_bytes for cost in costs),
         planned=True,
+    )
+
+
+def planned_sync(deployment: Deployment, *, plan: bool) -> SyncBytes | None:
+    """Of a deployment's actor and engine; None without an engine."""
+    if deployment.engine is None:
+        return None
+    return sync_bytes(
+        deployment.model,
+        deployment.roles[0].layout,
+        RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
+        itemsize=deployment.weight_bytes,
+        budget_bytes=deployment.sync_budget_bytes,
+        aliased=deployment.engine.aliased,
+        plan=plan,
     )
 
 

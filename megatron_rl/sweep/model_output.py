@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.cost import CostEstimate
-from megatron_rl.estimator.estimate import Request, estimate
+from megatron_rl.estimator.catalogue import GIB, find_gpu
+from megatron_rl.estimator.configured_strategy import configured_strategy
+from megatron_rl.estimator.ranking import Plan, why_not
+from megatron_rl.estimator.step_time import TimePart
 from megatron_rl.sweep.point_result import PointResult
 
-PINNED = frozenset(
-    {
-        "actor.parallel.tensor",
-        "actor.parallel.pipeline",
-        "rollout.tensor_parallel_size",
-        "actor.recompute.granularity",
-        "actor.ppo_max_token_len_per_gpu",
-    }
-)
-"""A point is what it is: the estimator searches no better layout for it."""
 TIMERS = {
     ("rollout", "engine"): "gen",
     ("scoring", "actor"): "old_log_prob",
@@ -57,21 +49,18 @@ def modelled_point(
     Raises:
         ConfigError: the estimator cannot place the point.
     """
-    answer = estimate(
+    strategy = configured_strategy(
         config,
-        Request(
-            gpu=gpu,
-            num_gpus=num_ranks,
-            price_per_hour=price_per_gpu_hour,
-            prompt_tokens=_within(prompt_tokens, config.data.max_prompt_length),
-            response_tokens=_within(response_tokens, config.data.max_response_length),
-            typed=PINNED,
-        ),
+        find_gpu(gpu),
+        num_ranks,
+        prompt_tokens=_within(prompt_tokens, config.data.max_prompt_length),
+        response_tokens=_within(response_tokens, config.data.max_response_length),
     )
-    phases = _by_timer(answer)
+    phases = _by_timer(strategy.times)
     step_s = sum(phases.values())
     samples = config.data.train_batch_size * config.rollout.n
     length = (prompt_tokens or config.data.max_prompt_length) + (response_tokens or config.data.max_response_length)
+    doubts = [*([] if strategy.fits else [why_not(Plan((strategy,)))]), *filter(None, [strategy.untrainable])]
     return PointResult(
         name=name,
         source="model",
@@ -84,20 +73,20 @@ def modelled_point(
         tokens_per_s=samples * length / step_s,
         phase_s=phases,
         phase_std_s=dict.fromkeys(phases),
-        memory_gib={phase: sum(parts.values()) for phase, parts in answer.memory_gib[0].phases.items()},
-        peak_gib=answer.peak_mem_per_gpu,
+        memory_gib={phase.phase: phase.total_bytes / GIB for phase in strategy.memory},
+        peak_gib=strategy.peak.total_bytes / GIB,
         gpu_hours=None,
         price_per_gpu_hour=price_per_gpu_hour,
-        note=f"model output for {answer.gpus}" + ("" if answer.fits else f": {answer.verdict}"),
+        note=f"model output for {num_ranks} x {strategy.pool.gpu.name}" + "".join(f": {doubt}" for doubt in doubts),
     )
 
 
-def _by_timer(answer: CostEstimate) -> dict[str, float]:
+def _by_timer(parts: Iterable[TimePart]) -> dict[str, float]:
     """Seconds a step under the timers' names, so that model and measurement stand side by side."""
     found: dict[str, float] = {}
-    for phase, role, _, seconds in answer.time_parts:
-        timer = TIMERS.get((phase, role), "other")
-        found[timer] = found.get(timer, 0.0) + seconds
+    for part in parts:
+        timer = TIMERS.get((part.phase, part.role), "other")
+        found[timer] = found.get(timer, 0.0) + part.seconds
     return found
 
 
