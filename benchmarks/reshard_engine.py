@@ -26,6 +26,7 @@ from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.spec import RankFragments
 from megatron_rl.resharding.verify import fragment_view
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
+from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
 from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
@@ -87,10 +88,24 @@ class EngineCase:
         note = f"weights of the engine's own: {own} bytes; allocated by its start: {self.held_by_start_bytes / _GIB:.3f} GiB"
         note += f" with {cache_gib:g} GiB of KV cache"
         yield self._figure("shared weights, transfer", time_runs(executor.run, device, repeats), self.aliased, note=note)
-        note = "the transfer, and the engine drops its prefix cache"
-        push = time_runs(lambda: sync.push(0), device, repeats)
-        yield self._figure("shared weights, whole push", push, self.aliased, note=note)
+        push = partial(sync.push, 0)
+        note = "the transfer, nothing cached: as after a sleep"
+        yield self._figure("shared weights, whole push", time_runs(push, device, repeats), self.aliased, note=note)
+        timing = time_runs(push, device, repeats, before=self._rollout)
+        note = f"the transfer, and the engine forgets {self._rollout()} of {self._pool().num_gpu_blocks} cached blocks"
+        yield self._figure("shared weights, push after a rollout", timing, self.aliased, note=note)
+        sync.push(0)
         yield from self._copied(parameters, repeats)
+
+    def _rollout(self) -> int:
+        """Fill the prefix cache with 256 prompts of 255 tokens; cached blocks."""
+        prompts = [[(7 * i + 3 * j) % 200 + 3 for j in range(255)] for i in range(256)]
+        settings = SamplingSettings(max_new_tokens=1, temperature=1.0, ignore_eos=True)
+        self.engine.generate(prompts, settings, range(len(prompts)))
+        return len(self._pool().cached_block_hash_to_block)
+
+    def _pool(self) -> Any:
+        return self.engine._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
 
     def _copied(self, parameters: dict[str, Tensor], repeats: int) -> Iterator[Figure]:
         device, expected = self.job.platform.device, dict(parameters)

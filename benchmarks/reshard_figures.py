@@ -55,11 +55,18 @@ class Timing:
     peak_bytes: int | None
 
 
-def time_runs(run: Callable[[], object], device: torch.device, repeats: int, warmups: int = 2) -> Timing:
-    """Wall-clock seconds of ``run``, the device's work included; the first runs do not count."""
+def time_runs(
+    run: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+    warmups: int = 2,
+    before: Callable[[], object] = lambda: None,
+) -> Timing:
+    """Wall-clock seconds of ``run``, the device's work included; the first runs do not count, nor does ``before``."""
     on_gpu = device.type == "cuda"
 
     def once() -> float:
+        before()
         if on_gpu:
             torch.cuda.synchronize()
         began = time.perf_counter()
@@ -72,9 +79,11 @@ def time_runs(run: Callable[[], object], device: torch.device, repeats: int, war
         once()
     peak = None
     if on_gpu:
+        before()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        once()
+        run()
+        torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - held
     seconds = sorted(once() for _ in range(repeats))
     return Timing(median(seconds), seconds[0], seconds[-1], peak)

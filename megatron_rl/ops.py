@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from kernels.fp8_blocks import BlockScaled as BlockScaled
+from kernels.fp8_blocks import prepare_block_scales, prepare_quantise
 from kernels.linear_logprob import linear_logprob, linear_token_loss
 from kernels.repack import Repack, prepare_repack
 from kernels.rope import rope
@@ -136,3 +138,13 @@ def rotate(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 def gated_silu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of ``[..., 2F]``, gate first, in one pass that keeps the input alone. See ``kernels.swiglu.swiglu``."""
     return swiglu(gate_up)
+
+
+def prepare_fp8_scales(weights: Sequence[BlockScaled]) -> Repack:
+    """Prepare the renewal of the scales of block-scaled FP8 from the current weights. See ``kernels.fp8_blocks``."""
+    return prepare_block_scales(weights)
+
+
+def prepare_fp8_copies(sources: Sequence[Tensor], destinations: Sequence[Tensor], weights: Sequence[BlockScaled]) -> Repack:
+    """Prepare copies of views of weights into FP8 views, each element over its block's scale. See ``kernels.fp8_blocks``."""
+    return prepare_quantise(sources, destinations, weights)

@@ -24,7 +24,6 @@ TYPES = {
     torch.int8: tl.int8,
     torch.uint8: tl.uint8,
 }
-TABLE_COLUMNS = 12
 
 
 @triton.jit
@@ -62,11 +61,11 @@ def _copy_pieces(
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
+class Launch:
     """Pieces that share a block shape and alignment."""
 
-    table_P12: Tensor
-    """i64."""
+    table: Tensor
+    """i64, a row for each piece: ``CopyPiece.row()``, then what the kernel needs besides."""
     tiles_G3: Tensor
     """i32, ``(piece, first run, first element of the run)`` of each program."""
     run_block: int
@@ -79,21 +78,18 @@ class RepackTable:
     def __init__(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> None:
         pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].numel() > 0]
         self._kept = pairs  # the table holds bare addresses
-        self._launches: list[_Launch] = []
+        self._launches: list[Launch] = []
         if not pairs:
             return
         self._source, self._destination = pairs[0][0].dtype, pairs[0][1].dtype
-        device = pairs[0][0].device
-        pieces = sorted((copy_piece(*pair) for pair in pairs), key=_kind)
-        for (run_block, aligned), group in groupby(pieces, key=_kind):
-            self._launches.append(_launch(list(group), run_block, aligned, device))
+        self._launches = launches([(copy_piece(*pair), ()) for pair in pairs], pairs[0][0].device)
 
     def run(self) -> None:
         """Copy the current values; one launch per block shape and alignment, usually one or two in all."""
         widest = max((self._source.itemsize, self._destination.itemsize)) if self._launches else 1
         for launch in self._launches:
             _copy_pieces[(launch.tiles_G3.shape[0],)](
-                launch.table_P12,
+                launch.table,
                 launch.tiles_G3,
                 SOURCE=TYPES[self._source],
                 DESTINATION=TYPES[self._destination],
@@ -103,11 +99,22 @@ class RepackTable:
             )
 
 
-def _kind(piece: CopyPiece) -> tuple[int, bool]:
-    return piece.run_block, piece.aligned
+Row = tuple[CopyPiece, tuple[int, ...]]
+"""A piece and the further columns of its row."""
 
 
-def _launch(pieces: list[CopyPiece], run_block: int, aligned: bool, device: torch.device) -> _Launch:
+def launches(rows: Sequence[Row], device: torch.device) -> list[Launch]:
+    """Tables of programs, one for each block shape and alignment among the pieces."""
+    ordered = sorted(rows, key=_kind)
+    return [_launch(list(group), run_block, aligned, device) for (run_block, aligned), group in groupby(ordered, key=_kind)]
+
+
+def _kind(row: Row) -> tuple[int, bool]:
+    return row[0].run_block, row[0].aligned
+
+
+def _launch(rows: list[Row], run_block: int, aligned: bool, device: torch.device) -> Launch:
+    pieces = [piece for piece, _ in rows]
     runs_block = RUN_BLOCKS[0] // run_block
     across_P = torch.tensor([-(-piece.run // run_block) for piece in pieces])
     down_P = torch.tensor([-(-piece.num_runs // runs_block) for piece in pieces])
@@ -117,5 +124,5 @@ def _launch(pieces: list[CopyPiece], run_block: int, aligned: bool, device: torc
     first_run_G = within_G // across_P[piece_G] * runs_block
     first_element_G = within_G % across_P[piece_G] * run_block
     tiles_G3 = torch.stack((piece_G, first_run_G, first_element_G), dim=1).to(torch.int32)
-    table_P12 = torch.tensor([piece.row() for piece in pieces], dtype=torch.int64)
-    return _Launch(table_P12.to(device), tiles_G3.to(device), run_block, aligned)
+    table = torch.tensor([[*piece.row(), *further] for piece, further in rows], dtype=torch.int64)
+    return Launch(table.to(device), tiles_G3.to(device), run_block, aligned)

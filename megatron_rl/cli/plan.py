@@ -27,6 +27,7 @@ KEYS = (
     "fabric",
     "permute",
     "fan_out",
+    "rollout.quantization",
     "budget_mib",
     "disaggregated",
 )
@@ -36,6 +37,7 @@ usage: megatron-rl plan model=PRESET [train.KEY=N ...] [rollout.KEY=N ...] [key=
 
   train.    tensor, pipeline, virtual_pipeline, data, context, expert, expert_tensor (1; expert_tensor as tensor)
   rollout.  tensor, pipeline, data, expert (1; data fills the training ranks)
+            quantization=fp8_per_block: linear weights travel and stay in FP8 (null)
   permute        order of the training ranks as a run chooses it (true); false = natural rank order;
                  best = engine shards on any rank of their node where that is less, which no run can have
   fan_out        replicas of a node share what comes from other nodes, as in a run (true)
@@ -58,6 +60,7 @@ class Call:
     fabric: Fabric
     placement: PlacementName
     fan_out: bool
+    quantised: bool
     budget_bytes: int
 
 
@@ -73,15 +76,19 @@ def run(argv: list[str]) -> int:
     if "--grid" in argv:
         return _run_grid(argv)
     call = parse([argument for argument in argv if argument != "--json"])
-    report = report_reshard(
-        call.model,
-        call.train,
-        call.rollout,
-        call.fabric,
-        budget_bytes=call.budget_bytes,
-        placement=call.placement,
-        fan_out=call.fan_out,
-    )
+    try:
+        report = report_reshard(
+            call.model,
+            call.train,
+            call.rollout,
+            call.fabric,
+            budget_bytes=call.budget_bytes,
+            placement=call.placement,
+            fan_out=call.fan_out,
+            quantised=call.quantised,
+        )
+    except ValueError as problem:  # a shard that cuts through a block of FP8
+        raise ConfigError([str(problem)]) from None
     if "--json" in argv:
         print(json.dumps(report.to_json_object(), indent=1, allow_nan=False))
         return 0
@@ -104,6 +111,7 @@ def parse(argv: Sequence[str]) -> Call:
     disaggregated = _flag("disaggregated", given, False, problems)
     placement = _placement(given, problems)
     fan_out = _flag("fan_out", given, True, problems)
+    quantised = _quantised(given, model, problems)
     fabric = _fabric(given, problems)
     budget_bytes = _number("budget_mib", given, 256, problems) << 20
     if model is None or problems:
@@ -127,8 +135,18 @@ def parse(argv: Sequence[str]) -> Call:
         fabric=fabric,
         placement=placement,
         fan_out=fan_out,
+        quantised=quantised,
         budget_bytes=budget_bytes,
     )
+
+
+def _quantised(given: Mapping[str, str], model: ModelConfig | None, problems: list[str]) -> bool:
+    value = given.get("rollout.quantization", "null")
+    if value not in ("null", "fp8_per_block"):
+        problems.append(f"rollout.quantization={value}: must be null or fp8_per_block")
+    if value != "null" and model is not None and (model.moe is not None or model.mla is not None):
+        problems.append(f"rollout.quantization={value}: experts and latent attention stay unquantised so far; use null")
+    return value != "null"
 
 
 def _given(argv: Sequence[str], problems: list[str]) -> dict[str, str]:

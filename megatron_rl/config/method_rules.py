@@ -13,6 +13,8 @@ GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plu
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions for which vLLM's attention on CPU was compiled; it refuses others when it first generates."""
+FP8_BLOCK = 128
+"""Rows and columns that share a scale in ``fp8_per_block``."""
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:
@@ -76,6 +78,32 @@ def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
             f"{key}={head_dim}: on CPU the rollout engine has attention for head dimensions "
             f"{', '.join(map(str, CPU_HEAD_DIMS))} only; set model.head_dim to one of them, or use a GPU"
         )
+    if config.rollout.quantization is not None:
+        yield from _quantisation_problems(config, on_cpu)
+
+
+def _quantisation_problems(config: RunConfig, on_cpu: bool) -> Iterator[str]:
+    key, model = f"rollout.quantization={config.rollout.quantization}", config.model
+    if on_cpu or config.trainer.dtype == "float32":
+        yield f"{key} needs a GPU and trainer.dtype=bfloat16; use null"
+    if model.moe is not None or model.mla is not None:
+        yield f"{key}: experts and latent attention stay unquantised so far; use null with model={model.name}"
+    degrees = {
+        "actor.parallel.tensor": config.actor.parallel.tensor,
+        "rollout.tensor_parallel_size": config.rollout.tensor_parallel_size,
+    }
+    for degree_key, degree in degrees.items():
+        rows = {
+            "num_attention_heads * head_dim": model.num_attention_heads * model.kv_channels / degree,
+            "num_key_value_heads * head_dim": max(model.num_key_value_heads / degree, 1) * model.kv_channels,
+            "intermediate_size": model.intermediate_size / degree,
+        }
+        for what, extent in rows.items():
+            if extent % FP8_BLOCK:
+                yield (
+                    f"{key}: with {degree_key}={degree} a rank holds {extent:g} rows of {what}, no whole blocks of "
+                    f"{FP8_BLOCK}; use another degree, or null"
+                )
 
 
 def schedule_problems(config: RunConfig) -> Iterator[str]:

@@ -46,6 +46,11 @@ class RolloutConfig(Section):
         None, description="Longest prompt + response, tokens; null = max_prompt_length + max_response_length."
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs and no torch.compile.")
+    quantization: Literal["fp8_per_block"] | None = Field(
+        None,
+        description="fp8_per_block = the engine keeps linear weights in FP8 (e4m3, one scale per 128 x 128 block), quantised "
+        "from the actor's in each sync; GPU only. null = the actor's dtype.",
+    )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of shared prompt prefixes.")
     free_cache_engine: bool | None = Field(
         None,

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.resharding.block_quantiser import BlockQuantiser
 from megatron_rl.resharding.messages import Messages
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import ReshardPlan, Round
@@ -57,7 +58,8 @@ class ReshardExecutor:
 
     ``sources`` and ``destinations``: local name -> contiguous tensor, under the names of the two layouts. All sources
     share one dtype, all destinations another; the smaller of the two is what travels. ``group`` covers all ranks of the
-    plan; None only for a plan without transfers. ``transport`` says how weights cross between ranks, see ``selection.py``.
+    plan; None only for a plan without transfers. ``transport`` says how weights cross between ranks, see ``selection.py``;
+    with a ``quantiser`` the sender quantises what it packs, and nothing is read out of another process's memory.
     Construction is a collective over ``group``: plan hashes, dtypes and parameters are checked once.
     Raises ValueError, on all ranks alike, where ranks hold different plans, where a parameter is missing or too small,
     where the budget is below the plan's staging, or where the transport asked for does not exist.
@@ -73,8 +75,9 @@ class ReshardExecutor:
         budget_bytes: int,
         *,
         transport: TransportName = "auto",
+        quantiser: BlockQuantiser | None = None,
     ) -> None:
-        self._plan, self._rank, self._group = plan, rank, group
+        self._plan, self._rank, self._group, self._quantiser = plan, rank, group, quantiser
         self._sources, self._destinations = sources, destinations
         self._cost = plan.cost(rank)
         staged = max((cost.staging_bytes for cost in plan.costs.values()), default=0)
@@ -109,6 +112,8 @@ class ReshardExecutor:
         """
         started = time.perf_counter()
         self._require_aliases()
+        if self._quantiser is not None:
+            self._quantiser.refresh()
         self._refresh_views()
         if self._pairs:
             self._read_peers()
@@ -181,6 +186,8 @@ class ReshardExecutor:
         if not places:
             return frozenset(), {}
         pairs = {(t.source_rank, t.destination_rank) for transfers in self._plan.rounds for t in transfers}
+        if self._quantiser is not None:
+            return frozenset(), dict.fromkeys(sorted(pairs), "quantised by the sender")
         return ipc_pairs(transport, places, pairs)
 
     def _open_messages(self, transport: TransportName, places: Mapping[int, Place]) -> Messages | None:
@@ -217,6 +224,8 @@ class ReshardExecutor:
         self._moved_since_shared = True
 
     def _pack(self, pieces: Sequence[Piece], targets: Sequence[Tensor]) -> Batch:
+        if self._quantiser is not None:
+            return self._quantiser.pack(pieces, targets)
         return Copies([(source_view(self._sources, piece), target) for piece, target in zip(pieces, targets, strict=True)])
 
     def _read_peers(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from megatron_rl.resharding.fabric import Fabric, predict_seconds
 from megatron_rl.resharding.fan_out import plan_transfer
 from megatron_rl.resharding.placement import Placement, PlacementName, placements
 from megatron_rl.resharding.plan import ReshardPlan
+from megatron_rl.resharding.quantisation import counted_together, only, plain_budget, plan_quantised, split_quantised
 from megatron_rl.weights.names import logical_tensors
 
 
@@ -111,17 +112,28 @@ def report_reshard(
     budget_bytes: int = 256 << 20,
     placement: PlacementName = "run",
     fan_out: bool = True,
+    quantised: bool = False,
     padded_vocab: int | None = None,
 ) -> ReshardReport:
     """Plan actor to engine and sum it up.
 
     ``placement``: which of ``placements`` to plan; the bound is that of the best one in any case, so that the others show
     what they cost. ``fan_out``: replicas of a node share what comes from other nodes, where that brings fewer bytes over
-    the network. ``padded_vocab``: rows of the trainer's embedding over all its ranks; None = as this project's trainer pads.
+    the network. ``quantised``: linear weights travel in block-scaled FP8; the bound is then that of the placement planned.
+    ``padded_vocab``: rows of the trainer's embedding over all its ranks; None = as this project's trainer pads.
     Raises ValueError naming the key where a layout does not divide.
     """
     choices = placements(model, train, rollout, fabric.ranks_per_node, padded_vocab)
-    return _report_placement(model, choices, placement, fabric, itemsize=itemsize, budget_bytes=budget_bytes, fan_out=fan_out)
+    return _report_placement(
+        model,
+        choices,
+        placement,
+        fabric,
+        itemsize=itemsize,
+        budget_bytes=budget_bytes,
+        fan_out=fan_out,
+        quantised=quantised,
+    )
 
 
 def report_placements(
@@ -154,25 +166,33 @@ def _report_placement(
     itemsize: int,
     budget_bytes: int,
     fan_out: bool,
+    quantised: bool = False,
 ) -> ReshardReport:
     chosen = choices[name]
-    plan = (
+    in_fp8, plain = split_quantised(logical_tensors(model)) if quantised else ([], logical_tensors(model))
+    plans = [
         plan_transfer(
-            logical_tensors(model),
-            chosen.source,
+            plain,
+            only(chosen.source, plain),
             chosen.train.ranks,
-            chosen.destination,
+            only(chosen.destination, plain),
             chosen.rollout.ranks,
             itemsize=itemsize,
-            budget_bytes=budget_bytes,
+            budget_bytes=plain_budget(budget_bytes) if quantised else budget_bytes,
             ranks_per_node=fabric.ranks_per_node,
             fan_out=fan_out,
         )
         .aliased()
         .both
-    )
+    ]
     bounds = {rank: missing * itemsize for rank, missing in choices["best"].missing_elements.items()}
-    ranks = _rank_reports(plan, bounds, fabric)
+    if quantised:
+        sides = (in_fp8, chosen.source, chosen.train.ranks, chosen.destination, chosen.rollout.ranks)
+        both = plan_quantised(*sides, budget_bytes=budget_bytes, ranks_per_node=fabric.ranks_per_node)
+        plans += [both.values, both.scales]
+        bounds = {rank: sum(plan.cost(rank).bound_bytes for plan in plans) for rank in plans[0].ranks}
+    whole_plan = counted_together(plans)
+    ranks = _rank_reports(whole_plan, plans, bounds, fabric)
     whole = model_bytes(model, itemsize)
     held = {rank: sum(f.num_elements for f in chosen.source(rank)) for rank in chosen.rollout.ranks}
     return ReshardReport(
@@ -181,9 +201,9 @@ def _report_placement(
         rollout=chosen.rollout,
         fabric=fabric.name,
         ranks=ranks,
-        rounds=len(plan.rounds),
-        peak_extra_bytes=max(cost.staging_bytes for cost in plan.costs.values()),
-        predicted_seconds=predict_seconds(plan, fabric),
+        rounds=len(whole_plan.rounds),
+        peak_extra_bytes=max(cost.staging_bytes for cost in whole_plan.costs.values()),
+        predicted_seconds=sum(predict_seconds(plan, fabric) for plan in plans),
         order_bytes={order: choice.total_missing * itemsize for order, choice in choices.items()},
         gather_bytes=max(0, whole - min(held.values()) * itemsize),
         broadcast_bytes=whole,
@@ -195,12 +215,14 @@ def model_bytes(model: ModelConfig, itemsize: int) -> int:
     return sum(prod(tensor.shape) for tensor in logical_tensors(model)) * itemsize
 
 
-def _rank_reports(plan: ReshardPlan, bounds: dict[int, int], fabric: Fabric) -> tuple[RankReport, ...]:
+def _rank_reports(
+    whole: ReshardPlan, plans: Sequence[ReshardPlan], bounds: Mapping[int, int], fabric: Fabric
+) -> tuple[RankReport, ...]:
     sent: defaultdict[int, int] = defaultdict(int)
     received: defaultdict[int, int] = defaultdict(int)
-    for t in (t for transfers in plan.rounds for t in transfers):
+    for itemsize, t in ((plan.itemsize, t) for plan in plans for transfers in plan.rounds for t in transfers):
         if not fabric.same_node(t.source_rank, t.destination_rank):
-            size = t.message.num_elements * plan.itemsize
+            size = t.message.num_elements * itemsize
             sent[t.source_rank] += size
             received[t.destination_rank] += size
     return tuple(
@@ -214,5 +236,5 @@ def _rank_reports(plan: ReshardPlan, bounds: dict[int, int], fabric: Fabric) -> 
             received_over_network_bytes=received[rank],
             bound_bytes=bounds.get(rank, 0),
         )
-        for rank, cost in plan.costs.items()
+        for rank, cost in whole.costs.items()
     )

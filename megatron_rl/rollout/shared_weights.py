@@ -45,7 +45,24 @@ def register_sharing_loader(name: str, shared: Mapping[str, Tensor]) -> None:
         def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
             del model_config
             self._hook.remove()
+            quantise_zeros(model)
             bind(model, shared)
+
+
+@torch.no_grad()
+def quantise_zeros(model: torch.nn.Module) -> None:
+    """Give layers that vLLM quantises while it loads their final parameters, of weights that are zero."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if method is None or not getattr(method, "uses_meta_device", False):
+            continue
+        weight = layer.get_parameter("weight")
+        layer.register_parameter("weight", torch.nn.Parameter(torch.zeros_like(weight, device=device), False))
+        method.process_weights_after_loading(layer)
+        get_layerwise_info(layer).reset()  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -106,7 +123,7 @@ class SharedPlaces:
 def _give_up_memory(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
     """Keep shape, dtype and device of a new parameter, on the memory of one element."""
     del module, name
-    if parameter is not None and parameter.numel() > 1:
+    if parameter is not None and parameter.numel() > 1 and not parameter.is_meta:
         parameter.data = parameter.data.new_empty((1,) * parameter.dim()).expand(parameter.shape)
 
 

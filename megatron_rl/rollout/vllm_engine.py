@@ -280,6 +280,9 @@ def _engine_config(spec: EngineSpec, load_format: str) -> VllmConfig:
         max_model_len=spec.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=max(num_batched_tokens, spec.max_model_len),
+        quantization=rollout.quantization,
+        # Others repack the scales, which then could not be written in place.
+        linear_backend="auto" if rollout.quantization is None else "cutlass",
         enable_prefix_caching=rollout.enable_prefix_caching,
         # A part of a prompt yields a sample that is thrown away, which the seeded CPU sampler cannot take back.
         enable_chunked_prefill=False if on_cpu else None,

@@ -20,10 +20,8 @@ from megatron_rl.training.model_loading import build_actor
 from megatron_rl.training.rollout_assembly import (
     actor_layout,
     build_rollout_side,
-    build_weight_sync,
-    plan_weight_sync,
-    weights_to_share,
 )
+from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metrics
 from tests.end_to_end.policies import reference_logprobs

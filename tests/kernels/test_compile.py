@@ -141,6 +141,17 @@ def test_repack_compiles(compiled: list[str]) -> None:
     assert compiled == ["_copy_pieces"] * 2
 
 
+def test_fp8_blocks_compile(compiled: list[str]) -> None:
+    from kernels.fp8_blocks import FP8, BlockScaled
+    from kernels.fp8_blocks.triton import QuantiseTable, ScalesTable
+
+    weight = BlockScaled(torch.zeros(128, 256, dtype=torch.bfloat16), torch.zeros(1, 2), torch.zeros(1, 2))
+    ScalesTable([weight]).run()
+    views = [weight.weight_NK, weight.weight_NK[1, 1:100]]
+    QuantiseTable(views, [torch.zeros(view.shape, dtype=FP8) for view in views], [weight] * 2).run()
+    assert compiled == ["_block_amax", "_quantise_pieces", "_quantise_pieces"]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 def test_layer_kernels_compile(dtype: torch.dtype, compiled: list[str]) -> None:
     from kernels.rmsnorm.triton import rmsnorm_triton

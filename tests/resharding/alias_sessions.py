@@ -14,7 +14,7 @@ from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
 from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
-from megatron_rl.training.rollout_assembly import build_weight_sync, plan_weight_sync, weights_to_share
+from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
 
 PROMPTS = [[(7 * i + 3 * j) % 240 + 3 for j in range(60 + i)] for i in range(4)]
 """Long enough for their prefixes to be cached."""

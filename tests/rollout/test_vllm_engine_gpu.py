@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rollout import engine_sessions as sessions
+from tests.rollout.gpu_sessions import gpu_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 
@@ -19,7 +20,7 @@ def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     sessions.write_model_folder(path, hidden_size=256)
     # Fresh, not forked: a parent that has touched CUDA cannot hand it down.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(sessions.gpu_engine, str(path)).result(timeout=240)
+        return pool.submit(gpu_engine, str(path)).result(timeout=240)
 
 
 def test_engine_leaves_random_states_alone(on_gpu: dict[str, Any]) -> None:
