@@ -9,8 +9,8 @@ from typing import Any
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.model import ModelConfig
 
-OWN_KEYS = ("path", "tokenizer_path", "chat_template", "name")
-"""Keys of the model section that a config.json does not decide."""
+OWN_KEYS = ("path", "tokenizer_path", "chat_template", "name", "transformer_impl")
+"""Keys of the model section that neither a config.json nor the shape in a checkpoint decides."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 """Either of these in a checkpoint folder makes it its own tokenizer."""
 WEIGHT_SHAPE_KEYS = (

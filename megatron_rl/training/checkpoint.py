@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_rl.config.checkpoint_shape import OWN_KEYS
 from megatron_rl.training.manifest import (
     MANIFEST,
     FileRecord,
@@ -36,7 +37,7 @@ def _components(name: str, role: MegatronRole) -> tuple[str, ...]:
 
 
 def _description(role: MegatronRole) -> dict[str, object]:
-    shape = role.model_config.model_dump(mode="json", exclude={"name", "path", "tokenizer_path", "chat_template"})
+    shape = role.model_config.model_dump(mode="json", exclude=set(OWN_KEYS))
     distributed = None if role.optimizer is None else role.config.optim.use_distributed_optimizer
     return {"head": role.chunks[0].head, "model": shape, "distributed_optimizer": distributed}
 
