@@ -3,6 +3,7 @@
 One GPU, actor and engine:  ``python -m benchmarks.reshard --model qwen2_5_1_5b --engine --out outputs/reshard``
 Any number of GPUs:         ``torchrun --nproc-per-node 2 -m benchmarks.reshard --model qwen2_5_1_5b --pairs all``
 CPU ranks (gloo):           ``python -m benchmarks.reshard --model tiny --pairs all --ranks 2``
+To FP8 on the way:          ``python -m benchmarks.reshard --model qwen2_7b --fp8 tp1_to_tp1``
 Rates of one rank's packs:  ``python -m benchmarks.reshard --model qwen2_7b --pack tp2_to_tp1dp2``
 Writes ``<out>.json`` and ``<out>.md`` on the first rank; several calls with one ``--out`` add up.
 """
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.reshard_figures import Figure, table
+from benchmarks.reshard_fp8 import measure_quantised
 from benchmarks.reshard_layouts import PAIRS, Transfer, measure_all, measure_packing, pairs_of
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.model import ModelConfig
@@ -35,6 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trained", action="store_true", help="with --engine: gradients and optimizer too")
     parser.add_argument("--pairs", nargs="*", default=[], help=f"layouts, or all: {', '.join(PAIRS)}")
     parser.add_argument("--pack", nargs="*", default=[], help="layouts whose first rank packs and unpacks, without a wire")
+    parser.add_argument("--fp8", nargs="*", default=[], help="layouts whose linear weights arrive in block-scaled FP8")
     parser.add_argument("--ranks", type=int, default=1, help="without torchrun: CPU ranks to start")
     parser.add_argument("--budget-mib", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
@@ -107,6 +110,8 @@ def _layout_figures(arguments: argparse.Namespace) -> list[Figure]:
     for pair in pairs_of(world_size, model) if arguments.pairs == ["all"] else arguments.pairs:
         transfer = Transfer.build(model, pair, rank, device, dtype, budget)
         figures += measure_all(transfer, rank, dist.group.WORLD if joined else None, budget, arguments.repeats)
+    for pair in arguments.fp8:
+        figures += measure_quantised(model, pair, rank, dist.group.WORLD if joined else None, device, budget, arguments.repeats)
     for pair in arguments.pack:
         figures += measure_packing(model, pair, device, dtype, arguments.repeats)
     return figures

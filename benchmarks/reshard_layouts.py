@@ -82,7 +82,7 @@ class Transfer:
             sources = allocate_buffers(stored(rank), dtype, 0.0)
             destinations = allocate_buffers(wanted(rank), dtype, -1.0)
         for f in stored(rank):
-            fragment_view(f, sources[f.buffer]).copy_(_values(f.tensor, (f.start, f.stop), device))
+            fragment_view(f, sources[f.buffer]).copy_(values_of(f.tensor, (f.start, f.stop), device))
         return cls(model, pair, plan, stored, wanted, sources, destinations)
 
     def sharing(self, rank: int) -> Transfer:
@@ -101,7 +101,7 @@ def measure_all(
     shared = measure_planned(transfer.sharing(rank), "planned, shared where possible", rank, group, budget_bytes, repeats)
     figures = [copied, shared]
     if group is not None:
-        timing = _slowest(
+        timing = slowest(
             time_runs(lambda: _broadcast_all(transfer, rank, group), _device(transfer), max(1, repeats // 3), 1), group
         )
         whole = sum(prod(tensor.shape) for tensor in logical_tensors(transfer.model)) * transfer.plan.itemsize
@@ -115,7 +115,7 @@ def measure_planned(
     """One plan, carried out and checked: right bits everywhere, and no byte received beyond the bound."""
     plan, device = transfer.plan, _device(transfer)
     executor = ReshardExecutor(plan, rank, transfer.sources, transfer.destinations, group, budget_bytes)
-    timing = _slowest(time_runs(executor.run, device, repeats), group)
+    timing = slowest(time_runs(executor.run, device, repeats), group)
     costs = plan.costs.values()
     return _figure(
         transfer,
@@ -185,7 +185,8 @@ def _figure(transfer: Transfer, way: str, timing: Timing, **fields: object) -> F
     )
 
 
-def _slowest(timing: Timing, group: dist.ProcessGroup | None) -> Timing:
+def slowest(timing: Timing, group: dist.ProcessGroup | None) -> Timing:
+    """That of the slowest rank. Collectives: ``group``."""
     if group is None:
         return timing
     answers = [timing] * dist.get_world_size(group)
@@ -234,7 +235,7 @@ def _owners(transfer: Transfer, world_size: int) -> Iterator[tuple[str, tuple[in
         yield tensor.name, tensor.shape, boxes[tensor.name]
 
 
-def _values(tensor: str, box: Box, device: torch.device) -> Tensor:
+def values_of(tensor: str, box: Box, device: torch.device) -> Tensor:
     """Values that depend on the place in the tensor only."""
     (first, *_), (last, *_) = box
     rows = torch.arange(first, last, device=device, dtype=torch.float32)

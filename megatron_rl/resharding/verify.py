@@ -35,6 +35,15 @@ def allocate_buffers(fragments: RankFragments, dtype: torch.dtype, fill: float) 
     return {name: torch.full((size,), fill, dtype=dtype) for name, size in sizes.items()}
 
 
+def allocate_matrices(fragments: RankFragments, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Zeros in the shapes of the parameters that store the fragments, boxes of matrices."""
+    widths = {f.buffer: f.strides[0] for f in fragments}
+    rows = dict.fromkeys(widths, 0)
+    for f in fragments:
+        rows[f.buffer] = max(rows[f.buffer], f.offset // widths[f.buffer] + f.shape[0])
+    return {name: torch.zeros(rows[name], width, dtype=dtype) for name, width in widths.items()}
+
+
 def scatter_logical(fragments: RankFragments, tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
     """Write whole checkpoint tensors into the local parameters of one rank."""
     for f in fragments:

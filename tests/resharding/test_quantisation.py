@@ -13,8 +13,7 @@ from megatron_rl.resharding.block_quantiser import BlockQuantiser
 from megatron_rl.resharding.executor import ReshardExecutor
 from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.quantisation import SCALE_SUFFIX, QuantisedPlans, only, plan_quantised, split_quantised
-from megatron_rl.resharding.spec import Fragment
-from megatron_rl.resharding.verify import scatter_logical
+from megatron_rl.resharding.verify import allocate_matrices, scatter_logical
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
 from tests.resharding.shapes import tiny_model
@@ -80,8 +79,8 @@ def _transfer(pair: str) -> tuple[bool, bool]:
     stored = only(megatron_layout(model, train, 256), quantised)(rank)
     wanted = only(vllm_rules_layout(model, rollout), quantised)(rank)
     both = plans(model, pair)
-    sources = _matrices(stored, torch.bfloat16)
-    destinations = {name: matrix.to(torch.float8_e4m3fn) for name, matrix in _matrices(wanted, torch.float32).items()}
+    sources = allocate_matrices(stored, torch.bfloat16)
+    destinations = {name: matrix.to(torch.float8_e4m3fn) for name, matrix in allocate_matrices(wanted, torch.float32).items()}
     scales = {
         name + SCALE_SUFFIX: torch.zeros(-(-matrix.shape[0] // 128), -(-matrix.shape[1] // 128))
         for name, matrix in destinations.items()
@@ -97,7 +96,7 @@ def _transfer(pair: str) -> tuple[bool, bool]:
         scatter_logical(stored, tensors, sources)
         values.run()
         of_scales.run()
-        whole = _matrices(wanted, torch.bfloat16)
+        whole = allocate_matrices(wanted, torch.bfloat16)
         scatter_logical(wanted, tensors, whole)
         for name, matrix in whole.items():
             expected = scales_from_amax(block_amax_reference(matrix))
@@ -106,13 +105,6 @@ def _transfer(pair: str) -> tuple[bool, bool]:
             equal_values &= torch.equal(destinations[name].view(torch.uint8), codes.view(torch.uint8))
             equal_scales &= torch.equal(scales[name + SCALE_SUFFIX], expected)
     return equal_values, equal_scales
-
-
-def _matrices(fragments: tuple[Fragment, ...], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The parameters that hold the fragments, as matrices."""
-    widths = {f.buffer: f.strides[0] for f in fragments}
-    rows = {name: max(f.offset // width + f.shape[0] for f in fragments if f.buffer == name) for name, width in widths.items()}
-    return {name: torch.zeros(rows[name], width, dtype=dtype) for name, width in widths.items()}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
