@@ -7,14 +7,15 @@ the engine core gets one more process, which is vLLM's default. Weights are rand
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
+from benchmarks.harness import last_json
+from launchers.environment import num_visible_gpus
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 
 if TYPE_CHECKING:
@@ -53,9 +54,28 @@ class BareJob:
         return cls(**json.loads(path.read_text()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareRollout:
+    """What vLLM alone took, call by call, the first one left out."""
+
+    start_s: float
+    seconds: tuple[float, ...]
+    tokens: tuple[int, ...]
+    """Generated."""
+
+
+def measure_apart(job: BareJob, folder: Path) -> BareRollout:
+    """Measure in a process of its own; the job's file is left in ``folder``. Raises RuntimeError where it fails."""
+    path = folder / "bare_job.json"
+    job.write(path)
+    found = last_json([sys.executable, "-m", "benchmarks.bare_rollout", str(path)])
+    return BareRollout(start_s=found["start_s"], seconds=tuple(found["seconds"]), tokens=tuple(found["tokens"]))
+
+
 def measure(job: BareJob) -> dict[str, object]:
     """Seconds of each call after the first, and the tokens each generated."""
-    if not torch.cuda.is_available():
+    # Asking torch for a GPU would start CUDA here, and the engine core is forked.
+    if num_visible_gpus(os.environ) == 0:
         set_engine_environment("cpu")
     from vllm import LLM
 

@@ -9,6 +9,7 @@ import gc
 import json
 import platform
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +25,7 @@ Bound = Literal["matmul", "copy"]
 """Which ceiling a row is held against."""
 
 
+PROCESS_LIMIT_S = 600
 SHORT_MS = 10.0
 """Runs shorter than this are timed several at a time."""
 
@@ -177,6 +179,19 @@ class Bench:
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) / inner
+
+
+def last_json(command: list[str]) -> dict[str, Any]:
+    """Run a module of this repository in a process of its own; the last line of its output is a JSON object.
+
+    Raises RuntimeError where it fails.
+    """
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=PROCESS_LIMIT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @contextmanager

@@ -4,7 +4,7 @@ One GPU or any number:  ``python -m benchmarks.step --model qwen2_5_1_5b --algor
 Several shapes:         ``... --model qwen2_5_0_5b qwen2_5_1_5b qwen2_7b --algorithm grpo ppo``
 With settings:          ``... -- actor.ppo_max_token_len_per_gpu=8192 rollout.enforce_eager=true``
 Side by side:           ``... --compare model.transformer_impl=local --compare model.transformer_impl=transformer_engine``
-Against vLLM alone:     ``... --bare``; where the update's time goes: ``--profile``
+Against vLLM alone:     ``... --bare``; where the time of scoring and update goes: ``--profile``
 For the estimator:      ``... --store measurements.json``
 
 Writes ``<out>.json`` and ``<out>.md``; several calls with one ``--out`` add up. Steps are the product's own: the command
@@ -101,7 +101,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--mean-response-tokens", type=int, default=1024, help="mean of the geometric law before the cut")
     parser.add_argument("--full-length", action="store_true", help="every response uses up its budget")
     parser.add_argument("--bare", action="store_true", help="compare the rollout with vLLM alone")
-    parser.add_argument("--profile", action="store_true", help="one step more, whose update is profiled")
+    parser.add_argument("--profile", action="store_true", help="one step more, whose scoring and update are profiled")
     parser.add_argument("--compare", action="append", help="settings of one variant, separated by spaces; may be repeated")
     parser.add_argument("--store", type=Path, help="measurement file of the estimator to add to")
     parser.add_argument("--out", type=Path, default=Path("outputs/step"))

@@ -10,9 +10,10 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.bare_rollout import BareRollout
 from benchmarks.step_figures import Ceilings, PhaseFigures, Spread, other_share, phase_figures
 from benchmarks.step_profile import PhaseProfile, read_profiles
-from benchmarks.step_run import BareRollout, Measured
+from benchmarks.step_run import Measured
 from megatron_rl import __version__
 from megatron_rl.estimator.measurements import Measurement, append_measurement
 from megatron_rl.observability.profiler import PROFILE_FOLDER
@@ -48,7 +49,7 @@ class StepReport:
     rollout_vs_bare: float | None
     """Generated tokens a second of the rollout phase over those of vLLM alone on the same requests; None if not measured."""
     profiles: tuple[PhaseProfile, ...] = ()
-    """Where the time of the actor's update went, in one step more."""
+    """Where the time of the actor's scoring and update went, in one step more."""
 
     @classmethod
     def of(cls, measured: Measured, ceilings: Ceilings, bare: BareRollout | None, command: str) -> StepReport:

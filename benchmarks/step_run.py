@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.bare_rollout import BareJob
+from benchmarks.bare_rollout import BareJob, BareRollout, measure_apart
+from benchmarks.harness import last_json
 from benchmarks.step_figures import Ceilings, Document, read_documents
 from benchmarks.step_workload import Workload, engine_overrides, write_workload
 from launchers.environment import num_visible_gpus
@@ -32,7 +31,6 @@ ALGORITHM_OVERRIDES = {
     "grpo": ("actor.use_kl_loss=true",),
     "ppo": (),
 }
-_PROCESS_LIMIT_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +52,6 @@ class Variant:
     def name(self) -> str:
         """Readable and unique in one call of the benchmark."""
         return " ".join([self.model, self.algorithm, *self.compared])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BareRollout:
-    """What vLLM alone took for the responses of one engine."""
-
-    seconds: tuple[float, ...]
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +84,11 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
         *engine_overrides(draft, workload, draft.rollout.data_parallel_size or 1, _element_bytes(draft)),
         f"trainer.total_training_steps={last + variant.profile}",
         f"trainer.log_samples={workload.prompts * workload.samples}",
-        *(("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[update_actor]") if variant.profile else ()),
+        *(
+            ("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[old_log_prob,update_actor]")
+            if variant.profile
+            else ()
+        ),
         *variant.compared,
         *variant.overrides,
     ]
@@ -108,7 +102,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
 
 def measure_ceilings_apart() -> Ceilings:
     """Rates of one device, measured in a process of its own so that nothing of it stays on the device."""
-    found = _last_json([sys.executable, "-m", "benchmarks.ceilings"])
+    found = last_json([sys.executable, "-m", "benchmarks.ceilings"])
     return Ceilings(matmul_flops_per_s=found["matmul"], copy_bytes_per_s=found["copy"])
 
 
@@ -156,10 +150,7 @@ def _draft(variant: Variant, folder: Path) -> tuple[RunConfig, int]:
 
 def run_bare(measured: Measured, folder: Path) -> BareRollout:
     """Generate with vLLM alone what the measured steps of the first engine have generated. Raises RuntimeError."""
-    path = folder / "bare_job.json"
-    bare_job(measured, folder).write(path)
-    found = _last_json([sys.executable, "-m", "benchmarks.bare_rollout", str(path)])
-    return BareRollout(seconds=tuple(found["seconds"]), tokens=tuple(found["tokens"]))
+    return measure_apart(bare_job(measured, folder), folder)
 
 
 def _fixed_overrides(variant: Variant, folder: Path) -> list[str]:
@@ -205,13 +196,3 @@ def _prompts(run_dir: Path) -> dict[int, list[str]]:
 
 def _element_bytes(config: RunConfig) -> int:
     return 4 if config.trainer.dtype == "float32" else 2
-
-
-def _last_json(command: list[str]) -> dict[str, Any]:
-    """Run a module of this repository; its last line of output is JSON."""
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=_PROCESS_LIMIT_S, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
