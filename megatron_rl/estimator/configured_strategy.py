@@ -11,6 +11,7 @@ from megatron_rl.estimator.configured import deployment_of
 from megatron_rl.estimator.fitted import fitted_coefficients
 from megatron_rl.estimator.memory import phase_memory
 from megatron_rl.estimator.pools import roles_of
+from megatron_rl.estimator.rank_memory import with_engine_sleep
 from megatron_rl.estimator.step_time import num_micro_batches, step_parts
 from megatron_rl.estimator.strategies import Pool, Strategy, usable_bytes
 from megatron_rl.estimator.sync_bytes import planned_sync
@@ -42,7 +43,8 @@ def configured_strategy(
         raise ConfigError(problems)
     known, card_gib = fitted_coefficients(gpu), gpu.memory_bytes / GIB
     launcher = config.launcher.model_copy(update={"gpu_memory_gib": config.launcher.gpu_memory_gib or card_gib})
-    deployment = deployment_of(config.model_copy(update={"launcher": launcher}), num_gpus, on_gpu=True)
+    sized = with_engine_sleep(config.model_copy(update={"launcher": launcher}), num_gpus, launcher.gpu_memory_gib, gpu)
+    deployment = deployment_of(sized, num_gpus, on_gpu=True)
     workload = workload_of(config, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
     count = num_micro_batches(deployment.roles[0], workload, workload.actor_optimizer_steps, workload.actor_passes)
     return Strategy(

@@ -22,8 +22,34 @@ def rank_memory(config: RunConfig, world_size: int, *, on_gpu: bool, gpu: Gpu | 
     The KV cache counts as 0 where it is a share of a card of unknown size (``launcher.gpu_memory_gib`` null). On CPU the
     process itself is left out. ``gpu``: whose fixed costs to take; None = those of any measured card.
     """
-    process = process_memory(fitted_coefficients(gpu)) if on_gpu else _ON_CPU
-    return phase_memory(deployment_of(config, world_size, on_gpu=on_gpu), process)
+    if not on_gpu:
+        return phase_memory(deployment_of(config, world_size, on_gpu=False), _ON_CPU)
+    decided = with_engine_sleep(config, world_size, config.launcher.gpu_memory_gib, gpu)
+    return _on_gpu(decided, world_size, gpu)
+
+
+def with_engine_sleep(config: RunConfig, world_size: int, card_gib: float | None, gpu: Gpu | None = None) -> RunConfig:
+    """The configuration with ``rollout.free_cache_engine`` decided: null is true where a phase would not fit the card.
+
+    ``card_gib``: memory of one card; None = not known, or on CPU, where the engine stays awake.
+    """
+    if config.rollout.free_cache_engine is not None:
+        return config
+    awake = _with_sleep(config, False)
+    if card_gib is None:
+        return awake
+    launcher = config.launcher.model_copy(update={"gpu_memory_gib": card_gib})
+    phases = _on_gpu(awake.model_copy(update={"launcher": launcher}), world_size, gpu)
+    return _with_sleep(config, True) if any(phase.total_bytes > card_gib * GIB for phase in phases) else awake
+
+
+def _with_sleep(config: RunConfig, sleeps: bool) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"free_cache_engine": sleeps})})
+
+
+def _on_gpu(config: RunConfig, world_size: int, gpu: Gpu | None) -> tuple[PhaseMemory, ...]:
+    process = process_memory(fitted_coefficients(gpu))
+    return phase_memory(deployment_of(config, world_size, on_gpu=True), process)
 
 
 def memory_table(phases: Sequence[PhaseMemory]) -> str:

@@ -194,7 +194,8 @@ def step_parts(
     for cost in step_costs(deployment, workload, gpu, known, sync):
         shown, work_s = _SHOWN[cost.phase], seconds(cost.work, gpu, known)
         parts.append(TimePart(shown, cost.role, cost.component, work_s))
-        parts.append(TimePart(shown, cost.role, f"messages of {cost.component}", cost.messages_s))
+        messages = f"messages of {cost.component}" if work_s else cost.component
+        parts.append(TimePart(shown, cost.role, messages, cost.messages_s))
         parts.append(TimePart(shown, cost.role, "pipeline bubble", (work_s + cost.messages_s) * cost.bubble_frac))
     return tuple(part for part in parts if part.seconds > 0)
 

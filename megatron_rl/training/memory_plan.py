@@ -27,17 +27,3 @@ def planned_memory(config: RunConfig, world_size: int, card_gib: float | None) -
     launcher = config.launcher.model_copy(update={"gpu_memory_gib": card_gib})
     sized = config.model_copy(update={"launcher": launcher})
     return {phase.phase: phase for phase in rank_memory(sized, world_size, on_gpu=card_gib is not None)}
-
-
-def with_engine_sleep(config: RunConfig, world_size: int, card_gib: float | None) -> RunConfig:
-    """The configuration with ``rollout.free_cache_engine`` decided: null is true where a phase would not fit the card."""
-    if config.rollout.free_cache_engine is not None:
-        return config
-    awake = _with_sleep(config, False)
-    phases = planned_memory(awake, world_size, card_gib).values()
-    overflows = card_gib is not None and any(phase.total_bytes > card_gib * GIB for phase in phases)
-    return _with_sleep(config, True) if overflows else awake
-
-
-def _with_sleep(config: RunConfig, sleeps: bool) -> RunConfig:
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"free_cache_engine": sleeps})})

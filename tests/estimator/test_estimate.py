@@ -91,7 +91,7 @@ def test_estimate_says_when_only_more_cards_would_do() -> None:
 def test_estimate_offloads_where_that_makes_it_fit() -> None:
     found = estimate_cost("7B", "A100-40GB", 4, 32)
     assert "actor.optimizer_offload=true" in found.recommended_strategy.overrides
-    assert ("other", "all roles", "messages of host link") in {part[:3] for part in found.time_parts}
+    assert ("other", "all roles", "host link") in {part[:3] for part in found.time_parts}
 
 
 def test_estimate_of_unlike_cards_prices_both() -> None:

@@ -76,3 +76,11 @@ def test_sequence_level_losses_are_the_algorithms() -> None:
     from megatron_rl.algorithms.policy_loss import SEQUENCE_LEVEL
 
     assert set(SEQUENCE_LEVEL_LOSSES) == SEQUENCE_LEVEL
+
+
+def test_rank_memory_lets_the_engine_sleep_where_the_card_is_too_small() -> None:
+    typed = ["model=qwen2_5_1_5b", "algorithm=grpo", "rollout.kv_cache_gib=40"]
+    roomy, tight = (phases_of(*typed, f"launcher.gpu_memory_gib={gib}")["update actor"] for gib in (139, 79))
+    assert part(roomy, "engine", "KV cache") == 40 * GIB and part(tight, "engine", "KV cache") == 0
+    awake = phases_of(*typed, "launcher.gpu_memory_gib=79", "rollout.free_cache_engine=false")["update actor"]
+    assert part(awake, "engine", "KV cache") == 40 * GIB
