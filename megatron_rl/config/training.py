@@ -79,6 +79,11 @@ class ActorConfig(TrainedRoleConfig):
     """The policy under training."""
 
     policy_loss: PolicyLoss = Field("vanilla", description="Policy-gradient objective.")
+    reuse_logprobs: bool | None = Field(
+        None,
+        description="Take old log-probs from the update's own forward pass instead of scoring before it; null = where one "
+        "optimizer step per rollout makes both the same and nothing reads them earlier.",
+    )
     clip_ratio: PositiveFloat = Field(0.2, description="PPO clip range.")
     clip_ratio_low: PositiveFloat | None = Field(None, description="Lower clip range; null = clip_ratio.")
     clip_ratio_high: PositiveFloat | None = Field(None, description="Upper clip range; null = clip_ratio.")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megatron_rl.data.balance import balanced_partition
 from megatron_rl.types.batches import LossInputs, MicroBatch, MiniBatch, PackedTokens
+from megatron_rl.types.metrics import Metric, Metrics
 
 Rows = tuple[int, ...]
 
@@ -109,6 +110,37 @@ def packed_length(lengths: Iterable[int], multiple: int) -> int:
     return max(1, -(-sum(lengths) // multiple)) * multiple
 
 
+def pack_lengths(parts: Sequence[Rows], lengths: Sequence[int], multiple: int, *, equal: bool) -> list[int]:
+    """T of each pack of one data-parallel rank, padding included.
+
+    Args:
+        parts: rows of each pack.
+        lengths: tokens of each row.
+        multiple: every T is rounded up to it.
+        equal: all get the longest T.
+    """
+    own = [packed_length((lengths[row] for row in rows), multiple) for rows in parts]
+    return [max(own)] * len(own) if equal else own
+
+
+def packing_metrics(cut: Sequence[Sequence[Rows]], lengths: Sequence[int], multiple: int, *, equal: bool) -> Metrics:
+    """How much of the packs is padding, and how unevenly the tokens lie on the data-parallel ranks.
+
+    Args:
+        cut: rows by ``[data rank][micro-batch]``.
+        lengths: tokens of each row.
+        multiple: see ``pack_lengths``.
+        equal: see ``pack_lengths``.
+    """
+    tokens = [sum(lengths[row] for rows in parts for row in rows) for parts in cut]
+    packed = sum(sum(pack_lengths(parts, lengths, multiple, equal=equal)) for parts in cut)
+    mean = sum(tokens) / len(tokens)
+    return {
+        "packing/padding_frac": Metric(1 - sum(tokens) / packed, weight=float(packed)),
+        "balance/imbalance": Metric(max(tokens) / mean - 1 if mean else 0.0, "max"),
+    }
+
+
 def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
     """Positions of the rows' tokens in a flattened ``[B, width]`` tensor, i64, on the host."""
     lengths_D = torch.tensor(list(lengths), dtype=torch.int64)
@@ -186,10 +218,13 @@ class Packer:
         def picked(x_BS: Tensor) -> Tensor:
             return self._picked(x_BS, predicted.flat_N).to(self.device)
 
+        def picked_if_any(x_BS: Tensor | None) -> Tensor | None:
+            return None if x_BS is None else picked(x_BS)
+
         return LossInputs(
             loss_weights_N=picked(batch.loss_weights_BS),
-            old_logprobs_N=picked(batch.old_logprobs_BS),
-            ref_logprobs_N=picked(batch.ref_logprobs_BS),
+            old_logprobs_N=picked_if_any(batch.old_logprobs_BS),
+            ref_logprobs_N=picked_if_any(batch.ref_logprobs_BS),
             values_N=picked(batch.values_BS),
             advantages_N=picked(batch.advantages_BS),
             returns_N=picked(batch.returns_BS),

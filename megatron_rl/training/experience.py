@@ -15,7 +15,7 @@ from megatron_rl.algorithms.masked_stats import masked_mean
 from megatron_rl.algorithms.reward_shaping import token_rewards
 from megatron_rl.config.algorithm import AlgorithmConfig
 from megatron_rl.config.rollout import RolloutCorrectionConfig
-from megatron_rl.training.roles import Actor, Critic, Reference
+from megatron_rl.training.roles import Actor, Critic, Reference, entropy_metrics
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.types.batches import Experience, RolloutBatch
@@ -48,8 +48,10 @@ class ExperienceBuilder:
 
     def build(self, rollouts: RolloutBatch, scored: ScoredRollouts) -> tuple[Experience, Metrics]:
         """Value and judge one scored rollout batch; enters the collectives of every role."""
-        with self._phases("old_log_prob"):
-            old_logprobs_BS, entropy_BS = self._actor.score(rollouts)
+        old_logprobs_BS, entropy_BS = None, None
+        if not self._actor.reuses_logprobs:
+            with self._phases("old_log_prob"):
+                old_logprobs_BS, entropy_BS = self._actor.score(rollouts)
         with self._phases("ref"):
             ref_logprobs_BS = self._reference.logprobs(rollouts, old_logprobs_BS)
         with self._phases("values"):
@@ -61,14 +63,17 @@ class ExperienceBuilder:
         self,
         rollouts: RolloutBatch,
         scored: ScoredRollouts,
-        old_logprobs_BS: Tensor,
-        entropy_BS: Tensor,
-        ref_logprobs_BS: Tensor,
+        old_logprobs_BS: Tensor | None,
+        entropy_BS: Tensor | None,
+        ref_logprobs_BS: Tensor | None,
         values_BS: Tensor,
     ) -> tuple[Experience, Metrics]:
         mask_BS = response_mask(rollouts.prompt_lengths_B, rollouts.response_lengths_B, rollouts.tokens_BS.shape[1])
         mask_BS &= scored.valid_B[:, None]
-        kl_BS = kl_penalty(old_logprobs_BS, ref_logprobs_BS, self._algorithm.kl_penalty)
+        kl_BS = torch.zeros_like(values_BS)
+        if self._algorithm.use_kl_in_reward:
+            assert old_logprobs_BS is not None and ref_logprobs_BS is not None
+            kl_BS = kl_penalty(old_logprobs_BS, ref_logprobs_BS, self._algorithm.kl_penalty)
         coefficient = self.kl_controller.value if self._algorithm.use_kl_in_reward else 0.0
         inputs = AdvantageInputs(
             token_rewards_BS=token_rewards(scored.rewards_B, kl_BS, mask_BS, coefficient),
@@ -82,9 +87,12 @@ class ExperienceBuilder:
             divide_by_std=self._algorithm.norm_adv_by_std_in_grpo,
         )
         advantages_BS, returns_BS = ADVANTAGE_ESTIMATORS[self._algorithm.adv_estimator](inputs)
-        weights_BS, correction_metrics = importance_weights(
-            old_logprobs_BS, rollouts.rollout_logprobs_BS, mask_BS, self._correction
-        )
+        weights_BS, score_metrics = mask_BS.float(), {}
+        if old_logprobs_BS is not None and entropy_BS is not None:
+            weights_BS, score_metrics = importance_weights(
+                old_logprobs_BS, rollouts.rollout_logprobs_BS, mask_BS, self._correction
+            )
+            score_metrics |= entropy_metrics(entropy_BS, mask_BS)
         experience = Experience(
             rollouts=rollouts,
             response_mask_BS=mask_BS,
@@ -97,8 +105,7 @@ class ExperienceBuilder:
             importance_weights_BS=weights_BS,
         )
         metrics = {
-            **correction_metrics,
-            "actor/entropy": Metric(float(masked_mean(entropy_BS, mask_BS))),
+            **score_metrics,
             "group/frac_zero_std": Metric(inputs.group_stats().zero_variance_frac),
             **_data_metrics(experience),
         }

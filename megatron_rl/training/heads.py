@@ -5,6 +5,8 @@ Only predicting positions meet a head. Shape suffixes: T packed tokens, N predic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -51,6 +53,19 @@ def lm_outputs(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LmLoss:
+    """A loss on log-probs, and what it was computed from."""
+
+    total: Tensor
+    """f32 scalar with a graph."""
+    metrics: PartialMetrics
+    logprobs_N: Tensor
+    """f32, detached."""
+    entropy_N: Tensor | None
+    """f32, detached; None unless asked for or needed by the loss."""
+
+
 def lm_loss(
     stage: TransformerStage,
     hidden: Tensor,
@@ -59,24 +74,30 @@ def lm_loss(
     shard: VocabShard,
     *,
     temperature: float,
-) -> tuple[Tensor, PartialMetrics]:
-    """A loss on log-probs, and its metrics.
+    with_entropy: bool = False,
+) -> LmLoss:
+    """Evaluate a loss on log-probs.
 
     A separable loss is evaluated slice by slice where the logits are, which saves making them again for the gradient.
 
     Collectives: the tensor-parallel group.
     """
     packed, inputs = batch.packed, batch.loss_inputs
+    with_entropy = with_entropy or loss.needs_entropy
     if not loss.is_separable:
-        logprobs_N, entropy_N = lm_outputs(
-            stage, hidden, packed, shard, temperature=temperature, with_entropy=loss.needs_entropy
-        )
-        return loss(logprobs_N, entropy_N, inputs)
+        logprobs_N, entropy_N = lm_outputs(stage, hidden, packed, shard, temperature=temperature, with_entropy=with_entropy)
+        total, metrics = loss(logprobs_N, entropy_N, inputs)
+        return LmLoss(total, metrics, logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
     parts: list[PartialMetrics] = []
+    logprobs: list[Tensor] = []
+    entropies: list[Tensor] = []
 
     def slice_loss(cut: slice, logprobs_C: Tensor, entropy_C: Tensor | None) -> Tensor:
         scalar, metrics = loss(logprobs_C, entropy_C, inputs[cut])
         parts.append(metrics)
+        logprobs.append(logprobs_C.detach())
+        if entropy_C is not None:
+            entropies.append(entropy_C.detach())
         return scalar
 
     total = token_loss(
@@ -86,9 +107,9 @@ def lm_loss(
         slice_loss,
         shard,
         temperature=temperature,
-        with_entropy=loss.needs_entropy,
+        with_entropy=with_entropy,
     )
-    return total, add_up(parts)
+    return LmLoss(total, add_up(parts), torch.cat(logprobs), torch.cat(entropies) if with_entropy else None)
 
 
 def value_outputs(stage: TransformerStage, hidden: Tensor, packed: PackedTokens) -> Tensor:

@@ -68,6 +68,7 @@ class PolicyLoss:
             loss = loss - self.config.entropy_coeff * entropy
             metrics["actor/entropy_loss"] = (entropy.detach(), "sum")
         if self.config.use_kl_loss:
+            assert inputs.ref_logprobs_N is not None
             kl_N = kl_penalty(policy.logprobs, inputs.ref_logprobs_N, self.config.kl_loss_type)
             loss = loss + self.config.kl_loss_coef * _weighted(kl_N, inputs)
             metrics["actor/kl_loss"] = _mean(kl_N, inputs)
@@ -78,7 +79,7 @@ class PolicyLoss:
         config = self.config
         return PolicyLossInputs(
             logprobs=logprobs_N.float(),
-            old_logprobs=inputs.old_logprobs_N,
+            old_logprobs=logprobs_N.detach().float() if inputs.old_logprobs_N is None else inputs.old_logprobs_N,
             advantages=inputs.advantages_N,
             mask=torch.ones_like(logprobs_N, dtype=torch.bool),
             segment_ids=inputs.samples_N,

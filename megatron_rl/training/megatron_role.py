@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.training import TrainedRoleConfig
-from megatron_rl.data.packing import CutRule, Packer, Rows, cut_rows, pack_mini_batch, packed_length
+from megatron_rl.data.packing import CutRule, Packer, Rows, cut_rows, pack_lengths, pack_mini_batch, packing_metrics
 from megatron_rl.models.gpt import Head, TransformerStage, build_stage, named_local_parameters
 from megatron_rl.models.initialise import initialise
 from megatron_rl.parallel.collectives import (
@@ -185,28 +185,21 @@ class MegatronRole:
 
         Collectives: all ranks of the role.
         """
-        assert self.optimizer is not None, "a frozen role cannot be updated"
-        self._set_training(True)
-        self.optimizer.zero_grad()
-        cut = self._cut(batch.lengths_B)
-        micro_batches = pack_mini_batch(batch, self._packer(batch, batch.response_mask_BS, cut), cut)
-        kept = run_pipeline(
-            self._wrapped,
-            [micro_batch.packed for micro_batch in micro_batches],
-            lambda hidden, index: self._loss(hidden, micro_batches[index], loss),
-            self.groups,
-            forward_only=False,
-        )
-        metrics = self._reduce_metrics(kept)
-        outcome = self.optimizer.step()
+        metrics = self._update(batch, loss, num_outputs=0)[0]
         if not another_follows:
-            self.optimizer.complete_weights()
-        return {
-            **metrics,
-            "grad_norm": Metric(outcome.grad_norm),
-            "lr": Metric(outcome.lr, "last"),
-            "update_skipped": Metric(float(outcome.skipped), "sum"),
-        }
+            self._require_optimizer().complete_weights()
+        return metrics
+
+    def update_and_score(self, batch: MiniBatch, loss: LossFunction) -> tuple[Metrics, Tensor, Tensor]:
+        """One optimizer step, and what its forward pass saw: the policy before the step.
+
+        Returns metrics as :meth:`update`, log-probs and entropies of the counted tokens as :meth:`score`.
+
+        Collectives: all ranks of the role.
+        """
+        metrics, outputs_2BS = self._update(batch, loss, num_outputs=2)
+        self._require_optimizer().complete_weights()
+        return metrics, outputs_2BS[0], outputs_2BS[1]
 
     def check_replicas(self) -> None:
         """Verify that parameters held by several ranks are bit-equal on them.
@@ -226,25 +219,64 @@ class MegatronRole:
                 "The weights have drifted apart; resume from the last checkpoint and report this."
             )
 
+    def _require_optimizer(self) -> RoleOptimizer:
+        assert self.optimizer is not None, "a frozen role cannot be updated"
+        return self.optimizer
+
+    def _update(self, batch: MiniBatch, loss: LossFunction, num_outputs: int) -> tuple[Metrics, Tensor]:
+        """One optimizer step; metrics, and the first outputs of the forward pass, f32 ``[num_outputs, B, S]``."""
+        optimizer = self._require_optimizer()
+        self._set_training(True)
+        optimizer.zero_grad()
+        shares = self._shares(batch.lengths_B)
+        cut = self._own(shares)
+        packer = self._packer(batch, batch.response_mask_BS, cut)
+        micro_batches = pack_mini_batch(batch, packer, cut)
+        packs = [micro_batch.packed for micro_batch in micro_batches]
+        kept = run_pipeline(
+            self._wrapped,
+            packs,
+            lambda hidden, index: self._loss(hidden, micro_batches[index], loss, num_outputs),
+            self.groups,
+            forward_only=False,
+        )
+        metrics = self._reduce_metrics(kept)
+        outputs = self._collect(packer, packs, kept, num_outputs) if num_outputs else batch.loss_weights_BS.new_zeros(0)
+        outcome = optimizer.step()
+        return {
+            **metrics,
+            **packing_metrics(shares, packer.lengths, packer.multiple, equal=self._packs_are_equal),
+            "grad_norm": Metric(outcome.grad_norm),
+            "lr": Metric(outcome.lr, "last"),
+            "update_skipped": Metric(float(outcome.skipped), "sum"),
+        }, outputs
+
+    @property
+    def _packs_are_equal(self) -> bool:
+        """An interleaved pipeline cannot tell its stages how long each pack is."""
+        return self.groups.layout.virtual_pipeline > 1
+
     def _packer(self, samples: Samples, mask_BS: Tensor, cut: Sequence[Rows]) -> Packer:
         layout = self.groups.layout
         lengths = tuple((samples.prompt_lengths_B + samples.response_lengths_B).tolist())
         multiple = layout.tensor if layout.sequence_parallel else 1
-        longest = max(packed_length((lengths[row] for row in rows), multiple) for rows in cut)
         return Packer(
             tokens_BS=samples.tokens_BS,
             mask_BS=mask_BS,
             lengths=lengths,
             multiple=multiple,
             device=self.platform.device,
-            # An interleaved pipeline cannot tell its stages how long each pack is.
-            fixed_length=longest if layout.virtual_pipeline > 1 else None,
+            fixed_length=pack_lengths(cut, lengths, multiple, equal=True)[0] if self._packs_are_equal else None,
         )
 
-    def _cut(self, lengths_B: Tensor) -> list[Rows]:
+    def _own(self, shares: list[list[Rows]]) -> list[Rows]:
         """Rows of this rank's micro-batches."""
-        layout, coordinates = self.groups.layout, self.groups.coordinates
-        assert coordinates is not None
+        assert self.groups.coordinates is not None
+        return shares[self.groups.coordinates.data]
+
+    def _shares(self, lengths_B: Tensor) -> list[list[Rows]]:
+        """Rows by ``[data rank][micro-batch]``."""
+        layout = self.groups.layout
         dynamic = self.config.use_dynamic_bsz
         rule = CutRule(
             data=layout.data,
@@ -253,7 +285,7 @@ class MegatronRole:
             max_sequences=None if dynamic else self.config.ppo_micro_batch_size_per_gpu or 1,
             count_multiple=layout.pipeline if layout.virtual_pipeline > 1 else 1,
         )
-        return cut_rows(lengths_B.tolist(), rule)[coordinates.data]
+        return cut_rows(lengths_B.tolist(), rule)
 
     def _set_training(self, training: bool) -> None:
         for chunk in self.chunks:
@@ -266,7 +298,7 @@ class MegatronRole:
         if self.optimizer is not None:
             self.optimizer.complete_weights()
         tokens_BS = samples.tokens_BS
-        cut = self._cut(samples.prompt_lengths_B + samples.response_lengths_B)
+        cut = self._own(self._shares(samples.prompt_lengths_B + samples.response_lengths_B))
         mask_BS = response_mask(samples.prompt_lengths_B, samples.response_lengths_B, tokens_BS.shape[1])
         packer = self._packer(samples, mask_BS, cut)
         packs = [packer.pack_tokens(rows) for rows in cut]
@@ -274,32 +306,42 @@ class MegatronRole:
 
         def last_stage(hidden: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
             answers = outputs(last, hidden, packs[index])
-            return answers[0].sum(), {str(i): answer for i, answer in enumerate(answers)}
+            return answers[0].sum(), {f"{_OUTPUT}{i}": answer for i, answer in enumerate(answers)}
 
         kept = run_pipeline(self.chunks, packs, last_stage, self.groups, forward_only=True)
-        answers = torch.zeros((num_outputs, *tokens_BS.shape), device=self.platform.device)
+        return self._collect(packer, packs, kept, num_outputs)
+
+    def _collect(
+        self, packer: Packer, packs: Sequence[PackedTokens], kept: Sequence[dict[str, Tensor]], num_outputs: int
+    ) -> Tensor:
+        """Outputs of all micro-batches, data-parallel ranks and the last stage; f32 ``[num_outputs, B, S]`` on every rank."""
+        answers = torch.zeros((num_outputs, *packer.tokens_BS.shape), device=self.platform.device)
         if self.groups.is_last_stage:
             for i in range(num_outputs):
-                answers[i] = packer.unpack((pack, part[str(i)]) for pack, part in zip(packs, kept, strict=True))
+                answers[i] = packer.unpack((pack, part[f"{_OUTPUT}{i}"]) for pack, part in zip(packs, kept, strict=True))
             sum_over_data(answers, self.groups)
-        return broadcast_from_last_stage(answers, self.groups).to(tokens_BS.device)
+        return broadcast_from_last_stage(answers, self.groups).to(packer.tokens_BS.device)
 
-    def _loss(self, hidden: Tensor, batch: MicroBatch, loss: LossFunction) -> tuple[Tensor, dict[str, Tensor]]:
-        stage = self.chunks[-1]
+    def _loss(
+        self, hidden: Tensor, batch: MicroBatch, loss: LossFunction, num_outputs: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        stage, outputs = self.chunks[-1], {}
         if stage.head == "value":
             scalar, metrics = loss(value_outputs(stage, hidden, batch.packed), None, batch.loss_inputs)
         else:
-            assert self.optimizer is not None
-            self.optimizer.wait_for(stage.head_weight())
+            self._require_optimizer().wait_for(stage.head_weight())
             shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
-            scalar, metrics = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature)
-        return scalar, {f"{kind}:{name}": value.detach().float() for name, (value, kind) in metrics.items()}
+            answer = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature, with_entropy=num_outputs > 1)
+            scalar, metrics = answer.total, answer.metrics
+            seen = (answer.logprobs_N, answer.entropy_N)[:num_outputs]
+            outputs = {f"{_OUTPUT}{i}": output for i, output in enumerate(seen) if output is not None}
+        return scalar, outputs | {f"{kind}:{name}": value.detach().float() for name, (value, kind) in metrics.items()}
 
     def _reduce_metrics(self, kept: Sequence[dict[str, Tensor]]) -> Metrics:
         """Join the metrics of all micro-batches and data-parallel ranks, and tell every stage."""
         values: object = None
         if self.groups.is_last_stage:
-            keys = sorted(kept[0])
+            keys = sorted(key for key in kept[0] if not key.startswith(_OUTPUT))
             table = torch.stack([torch.stack([part[key].reshape(()) for key in keys]) for part in kept]) if keys else None
             values = {} if table is None else self._joined(keys, table)
         joined = broadcast_object_from_last_stage(values, self.groups)
@@ -339,6 +381,10 @@ class MegatronRole:
                 weight = self.parameters[name]
                 start = self.groups.coordinates.tensor * weight.shape[0]
                 weight[max(0, self.model_config.vocab_size - start) :] = 0
+
+
+_OUTPUT = "output:"
+"""Marks values per token among what the last stage keeps of a micro-batch; the rest are metrics."""
 
 
 class _Outputs(Protocol):

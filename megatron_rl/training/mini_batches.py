@@ -29,8 +29,8 @@ def select_rows(experience: Experience, rows_B: Tensor, loss_agg_mode: LossAggMo
         response_lengths_B=rollouts.response_lengths_B[rows_B],
         response_mask_BS=mask_BS,
         loss_weights_BS=loss_weights(mask_BS, loss_agg_mode, max_response_length),
-        old_logprobs_BS=experience.old_logprobs_BS[rows_B],
-        ref_logprobs_BS=experience.ref_logprobs_BS[rows_B],
+        old_logprobs_BS=None if experience.old_logprobs_BS is None else experience.old_logprobs_BS[rows_B],
+        ref_logprobs_BS=None if experience.ref_logprobs_BS is None else experience.ref_logprobs_BS[rows_B],
         values_BS=experience.values_BS[rows_B],
         advantages_BS=experience.advantages_BS[rows_B],
         returns_BS=experience.returns_BS[rows_B],
@@ -55,7 +55,8 @@ def mini_batches(
         experience: all samples of the RL step.
         samples_per_batch: samples of one optimizer step; None = all.
         epochs: passes over the samples.
-        shuffle: a new order each pass; otherwise the rollout order, which keeps groups together.
+        shuffle: a new order each pass; otherwise (and where one mini-batch holds all) the rollout order, which keeps
+            groups together.
         loss_agg_mode: how token losses are averaged.
         max_response_length: response budget, tokens.
         seed: of the order; the pass number is added.
@@ -65,7 +66,7 @@ def mini_batches(
     device = experience.rewards_B.device
     for epoch in range(epochs):
         order_B = torch.arange(num_samples)
-        if shuffle:
+        if shuffle and size < num_samples:
             order_B = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch))
         for rows_B in order_B.to(device).split(size):
             yield select_rows(experience, rows_B, loss_agg_mode, max_response_length)

@@ -8,6 +8,7 @@ from functools import partial
 
 from megatron_rl.algorithms.kl import build_kl_controller
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
+from megatron_rl.config.logprob_reuse import reuses_logprobs
 from megatron_rl.config.run_files import checkpoints_dir
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
 from megatron_rl.data.stream import PromptStream, validation_batches
@@ -133,7 +134,7 @@ def _build(
     cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
     memory = MemoryPhases()
     roles = _roles(job, total_steps, memory)
-    actor = Actor(roles["actor"], config.actor, cut(config.actor))
+    actor = Actor(roles["actor"], config.actor, cut(config.actor), reuses_logprobs=reuses_logprobs(config))
     critic: Critic = NullCritic()
     if "critic" in roles:
         critic = ValueModel(roles["critic"], config.critic, cut(config.critic))

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron_rl.algorithms.importance import mismatch_metrics
+from megatron_rl.algorithms.masked_stats import masked_mean
 from megatron_rl.config.training import ActorConfig, CriticConfig, TrainedRoleConfig
 from megatron_rl.training.loss_closures import PolicyLoss, ValueLoss
 from megatron_rl.training.megatron_role import MegatronRole
@@ -30,8 +32,8 @@ class Critic(Protocol):
 class Reference(Protocol):
     """The frozen policy of the KL terms."""
 
-    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor) -> Tensor:
-        """F32 ``[B, S]``, reference log-probs of each token."""
+    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor | None) -> Tensor | None:
+        """F32 ``[B, S]``, reference log-probs of each token; None where no loss term reads them."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,13 @@ class UpdateCut:
 
     def run(self, role: MegatronRole, experience: Experience, loss: PolicyLoss | ValueLoss, seed: int) -> Metrics:
         """Every optimizer step of one role over one experience; enters the role's collectives."""
+        batches = _with_successor(self.mini_batches(experience, seed))
+        return merge([role.update(batch, loss, another_follows=follows) for batch, follows in batches])
+
+    def mini_batches(self, experience: Experience, seed: int) -> Iterator[MiniBatch]:
+        """One for each optimizer step, in order."""
         prompts = self.config.ppo_mini_batch_size
-        batches = mini_batches(
+        return mini_batches(
             experience,
             samples_per_batch=None if prompts is None else prompts * self.samples_per_prompt,
             epochs=self.config.ppo_epochs,
@@ -54,15 +61,22 @@ class UpdateCut:
             max_response_length=self.max_response_length,
             seed=seed,
         )
-        return merge([role.update(batch, loss, another_follows=follows) for batch, follows in _with_successor(batches)])
 
 
 class Actor:
     """The policy under training."""
 
-    def __init__(self, role: MegatronRole, config: ActorConfig, cut: UpdateCut) -> None:
-        """Bind a Megatron role, built at the rollout's temperature, to the policy loss."""
+    def __init__(self, role: MegatronRole, config: ActorConfig, cut: UpdateCut, *, reuses_logprobs: bool) -> None:
+        """Bind a Megatron role, built at the rollout's temperature, to the policy loss.
+
+        Args:
+            role: the policy.
+            config: of the loss.
+            cut: of the update.
+            reuses_logprobs: the update consists of one optimizer step, whose forward pass gives the old log-probs.
+        """
         self.role = role
+        self.reuses_logprobs = reuses_logprobs
         self._loss = PolicyLoss(config)
         self._cut = cut
 
@@ -71,8 +85,17 @@ class Actor:
         return self.role.score(rollouts, with_entropy=True)
 
     def update(self, experience: Experience, seed: int) -> Metrics:
-        """Improve the policy on the experience."""
-        return prefixed("actor", self._cut.run(self.role, experience, self._loss, seed))
+        """Improve the policy on the experience; says also how it agreed with the engine where no score has told that."""
+        if experience.old_logprobs_BS is not None:
+            return prefixed("actor", self._cut.run(self.role, experience, self._loss, seed))
+        (batch,) = self._cut.mini_batches(experience, seed)
+        metrics, logprobs_BS, entropy_BS = self.role.update_and_score(batch, self._loss)
+        mask_BS = experience.response_mask_BS
+        return {
+            **prefixed("actor", metrics),
+            **mismatch_metrics(logprobs_BS, experience.rollouts.rollout_logprobs_BS, mask_BS),
+            **entropy_metrics(entropy_BS, mask_BS),
+        }
 
 
 class ValueModel:
@@ -112,7 +135,7 @@ class FrozenReference:
         """Bind a frozen Megatron role, built at the rollout's temperature."""
         self.role = role
 
-    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor) -> Tensor:
+    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor | None) -> Tensor:
         """Score with the frozen weights."""
         return self.role.score(rollouts)[0]
 
@@ -120,9 +143,14 @@ class FrozenReference:
 class NullReference:
     """No KL term reads a reference: the policy itself stands in, so that every KL is exactly zero."""
 
-    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor) -> Tensor:
-        """The old log-probs."""
+    def logprobs(self, rollouts: RolloutBatch, old_logprobs_BS: Tensor | None) -> Tensor | None:
+        """The old log-probs, if there are any yet."""
         return old_logprobs_BS
+
+
+def entropy_metrics(entropy_BS: Tensor, mask_BS: Tensor) -> Metrics:
+    """Mean entropy of the policy over counted tokens."""
+    return {"actor/entropy": Metric(float(masked_mean(entropy_BS, mask_BS)))}
 
 
 def _with_successor(batches: Iterable[MiniBatch]) -> Iterator[tuple[MiniBatch, bool]]:

@@ -72,10 +72,10 @@ class Experience:
     rollouts: RolloutBatch
     response_mask_BS: Tensor
     """bool, response tokens of samples that count (masked-out samples are all False)."""
-    old_logprobs_BS: Tensor
-    """f32, the actor's log-probs before the update."""
-    ref_logprobs_BS: Tensor
-    """f32, the reference's; equal to ``old_logprobs_BS`` where no reference is in use."""
+    old_logprobs_BS: Tensor | None
+    """f32, the actor's log-probs before the update; None = those of the update's own forward pass."""
+    ref_logprobs_BS: Tensor | None
+    """f32, the reference's; ``old_logprobs_BS`` where no reference is in use."""
     values_BS: Tensor
     """f32, the critic's values; zeros where there is no critic."""
     rewards_B: Tensor
@@ -91,7 +91,8 @@ class Experience:
         shape = tuple(self.rollouts.tokens_BS.shape)
         _check("response_mask_BS", self.response_mask_BS, torch.bool, shape)
         for name in ("old_logprobs_BS", "ref_logprobs_BS", "values_BS", "advantages_BS", "returns_BS", "importance_weights_BS"):
-            _check(name, getattr(self, name), torch.float32, shape)
+            if (tensor := getattr(self, name)) is not None:
+                _check(name, tensor, torch.float32, shape)
         _check("rewards_B", self.rewards_B, torch.float32, shape[:1])
 
 
@@ -109,10 +110,10 @@ class MiniBatch:
     """bool, tokens that count."""
     loss_weights_BS: Tensor
     """f32, factor of each token in the loss sum, global denominator included; zero outside the mask."""
-    old_logprobs_BS: Tensor
-    """f32, log-probs before the update."""
-    ref_logprobs_BS: Tensor
-    """f32, the reference's log-probs."""
+    old_logprobs_BS: Tensor | None
+    """f32, log-probs before the update; None = those of the update's own forward pass."""
+    ref_logprobs_BS: Tensor | None
+    """f32, the reference's log-probs; None where no loss term reads them."""
     values_BS: Tensor
     """f32, values before the update."""
     advantages_BS: Tensor
@@ -163,10 +164,10 @@ class LossInputs:
 
     loss_weights_N: Tensor
     """f32, factor of each token in the loss sum of the mini-batch."""
-    old_logprobs_N: Tensor
-    """f32, log-probs before the update."""
-    ref_logprobs_N: Tensor
-    """f32, the reference's."""
+    old_logprobs_N: Tensor | None
+    """f32, log-probs before the update; None = the model's present ones."""
+    ref_logprobs_N: Tensor | None
+    """f32, the reference's; None where no loss term reads them."""
     values_N: Tensor
     """f32, values before the update."""
     advantages_N: Tensor
@@ -184,8 +185,8 @@ class LossInputs:
 
     def __getitem__(self, cut: slice) -> LossInputs:
         """The tokens of a slice; denominators stay those of the whole."""
-        names = [field.name for field in fields(self) if field.name.endswith("_N")]
-        return replace(self, **{name: getattr(self, name)[cut] for name in names})
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_N")}
+        return replace(self, **{name: tensor[cut] for name, tensor in tensors.items() if tensor is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

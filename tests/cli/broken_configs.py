@@ -52,6 +52,10 @@ BROKEN = {
     "cpu_head_dim": BrokenConfig(
         (*GRPO, "model.head_dim=16"), "model.head_dim=16: on CPU the rollout engine has attention for"
     ),
+    "reuse_logprobs": BrokenConfig(
+        (*GRPO, "actor.reuse_logprobs=true", "actor.ppo_epochs=2"),
+        "actor.reuse_logprobs=true with actor.ppo_epochs=2: from the second optimizer step on",
+    ),
     "moment_dtype": BrokenConfig(
         (*GRPO, "actor.optim.exp_avg_dtype=bfloat16"), "needs actor.optim.use_precision_aware_optimizer=true"
     ),

@@ -25,7 +25,6 @@ STEP_KEYS = {
     "timing_s/step",
     "timing_s/gen",
     "timing_s/reward",
-    "timing_s/old_log_prob",
     "timing_s/adv",
     "timing_s/update_actor",
     "timing_s/update_weights",
@@ -34,6 +33,9 @@ STEP_KEYS = {
     "sync/bound_ratio",
     "rollout_corr/logprob_diff_mean",
     "actor/max_ratio_deviation",
+    "actor/entropy",
+    "packing/padding_frac",
+    "balance/imbalance",
     "actor/grad_norm",
     "response_length/mean",
 }

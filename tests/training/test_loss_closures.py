@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -102,6 +104,20 @@ def test_separable_loss_invariant_to_slicing(name):
     torch.testing.assert_close(cut_loss, loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(cut_gradient, gradient, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(cut_metrics, metrics, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"])
+def test_policy_loss_without_old_logprobs_takes_its_own(name):
+    inputs = loss_inputs([0, 1, 2], "token-mean")
+    answers = []
+    for given in (True, False):
+        logprobs = torch.linspace(-2.0, -0.5, inputs.advantages_N.numel(), requires_grad=True)
+        old = logprobs.detach().clone() if given else None
+        loss, metrics = LOSSES[name](logprobs, torch.zeros_like(logprobs), replace(inputs, old_logprobs_N=old))
+        loss.backward()
+        answers.append((loss.item(), logprobs.grad.tolist(), {key: value.item() for key, (value, _) in metrics.items()}))
+    assert answers[0] == answers[1]
+    assert any(answers[0][1])
 
 
 def test_sequence_level_losses_are_not_separable():

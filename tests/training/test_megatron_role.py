@@ -157,6 +157,42 @@ def _score_then_update(layouts: list[dict[str, object]]) -> list[float]:
     return deviations
 
 
+def _reuse(layouts: list[dict[str, object]]) -> list[tuple[float, float, float]]:
+    """How far an update that scores by itself is from scoring first: log-probs, entropies, weights after the step."""
+    from megatron_rl.config.training import ActorConfig
+    from megatron_rl.parallel.groups import GroupRegistry
+    from megatron_rl.runtime.platform import Platform
+    from megatron_rl.training.loss_closures import PolicyLoss
+    from megatron_rl.training.megatron_role import MegatronRole
+
+    answers = []
+    for degrees in layouts:
+        config = ActorConfig(optim=_OPTIM, ppo_max_token_len_per_gpu=40)
+        layout, loss = ParallelLayout(**degrees), PolicyLoss(config)  # type: ignore[arg-type]
+        first, second = (
+            MegatronRole.build(tiny_model(), config, layout, GroupRegistry(), Platform.detect(), temperature=0.7)
+            for _ in range(2)
+        )
+        batch = ragged_batch()
+        logprobs, entropies = (x.where(batch.response_mask_BS, 0.0) for x in first.score(batch, with_entropy=True))
+        first.update(replace(batch, old_logprobs_BS=logprobs), loss)
+        _, own_logprobs, own_entropies = second.update_and_score(replace(batch, old_logprobs_BS=None), loss)
+        weights = zip(first.parameters.values(), second.parameters.values(), strict=True)
+        answers.append(
+            (
+                float((own_logprobs - logprobs).abs().max()),
+                float((own_entropies - entropies).abs().max()),
+                max(float((a - b).detach().abs().max()) for a, b in weights),
+            )
+        )
+    return answers
+
+
+def test_update_and_score_matches_scoring_before_the_update() -> None:
+    for answers in run_distributed(2, _reuse, [dict(data=2), dict(tensor=2), dict(pipeline=2)]):
+        assert max(max(answer) for answer in answers) < 1e-6
+
+
 def test_first_update_has_ratio_one() -> None:
     for deviations in run_distributed(2, _score_then_update, [dict(data=2), dict(tensor=2), dict(pipeline=2)]):
         assert max(deviations) < 2e-6
