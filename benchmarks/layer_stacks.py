@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 
-from benchmarks.harness import Bench, Work
+from benchmarks.harness import Bench, Row, Work
 from megatron_rl.config.model import ModelConfig, TransformerImpl
 from megatron_rl.config.training import OptimConfig
 from megatron_rl.data.packing import Packer
@@ -69,6 +71,19 @@ def _bench_spec(bench: Bench, model: ModelConfig, groups: RoleGroups, platform: 
     with groups.as_megatron_globals():
         bench.measure(f"{case}, fwd", str(model.transformer_impl), score, Work("matmul", flops))
         bench.measure(f"{case}, fwd+bwd", str(model.transformer_impl), step, Work("matmul", 3 * flops))
+        bench.rows.append(_host_row(f"{case}, fwd+bwd, host only", str(model.transformer_impl), step))
+        print(f"  {bench.rows[-1].case} | {bench.rows[-1].variant}: {bench.rows[-1].ms:.3f} ms", flush=True)
+
+
+def _host_row(case: str, variant: str, step: Callable[[], object]) -> Row:
+    """Time until the host has queued a step: where it exceeds the step's, the device waits for the host."""
+    times_ms = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        times_ms.append((time.perf_counter() - start) * 1e3)
+    return Row(case=case, variant=variant, ms=median(times_ms), low_ms=min(times_ms), high_ms=max(times_ms))
 
 
 def _forward_flops(model: ModelConfig) -> float:
