@@ -53,6 +53,29 @@ def test_plan_aliases_equal_layouts(capsys: pytest.CaptureFixture[str]) -> None:
         assert rank["aliased_bytes"] > answer["broadcast_bytes"] / 2
 
 
+def test_plan_counts_fp8_as_a_byte_and_its_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    """TP8 -> TP2: what is quantised shrinks to 1/2 + 4 / (2 * 128^2), what is not stays."""
+    pair = ["model=qwen3_8b", "train.tensor=8", "rollout.tensor=2", "rollout.data=4", "gpus_per_node=8"]
+    plain, quantised = _json(pair, capsys), _json([*pair, "rollout.quantization=fp8_per_block"], capsys)
+    linear = 36 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288)
+    moved = plain["received_bytes"] * linear * 2 / plain["broadcast_bytes"]
+    # The norms stay at home, so the share of linear weights in what moves is a little above that in the model.
+    assert plain["received_bytes"] - quantised["received_bytes"] == pytest.approx(moved * (0.5 - 2 / 128**2), rel=1e-3)
+    assert quantised["peak_extra_bytes"] <= 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["model=qwen2_5_0_5b", "train.tensor=2", "rollout.tensor=2"], "through blocks of 128 x 128"),
+        (["model=qwen3_30b_a3b"], "experts and latent attention stay unquantised"),
+    ],
+)
+def test_plan_rejects_what_cannot_be_quantised(arguments: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run([*arguments, "rollout.quantization=fp8_per_block"])
+
+
 def test_plan_fan_out_cuts_network_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     """Two nodes of four ranks; node 1 holds four engines, which take the model in once and not four times."""
     pair = ["model=tiny", "train.tensor=4", "rollout.data=4", "disaggregated=true", "gpus_per_node=4"]

@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "rollout.quantization=fp8_per_block",
             "trainer.device=cuda",
             "trainer.dtype=bfloat16",
-            "rollout.kv_cache_gib=0.5",
+            "rollout.kv_cache_gib=4",
             "rollout.max_num_seqs=16",
         ]
     )
