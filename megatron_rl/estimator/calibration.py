@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.estimator.catalogue import GIB, Gpu
-from megatron_rl.estimator.coefficients import PRICES, Coefficient, Coefficients, ideal_s
+from megatron_rl.estimator.coefficients import LINEAR_KINDS, PRICES, Coefficient, Coefficients, ideal_s, launch_s, seconds
 from megatron_rl.estimator.fitted import COEFFICIENTS_FILE, write_coefficients
 from megatron_rl.estimator.least_squares import Observation, Unknown, fit_bounded
 from megatron_rl.estimator.measured_run import MeasuredRun, measured_runs
@@ -29,7 +29,6 @@ from megatron_rl.estimator.measurements import (
     write_records,
 )
 from megatron_rl.estimator.step_time import PhaseCost
-from megatron_rl.estimator.work import WORK_KINDS
 
 PHASE_NOISE_FRAC = 0.05
 """Standard deviation of what the model leaves out, of a phase's time; short phases are noisier."""
@@ -94,15 +93,17 @@ def _phases(runs: Sequence[MeasuredRun], gpu: Gpu, known: Coefficients) -> dict[
     observations, sources = [], []
     for run in runs:
         for phase, costs in run.costs(known):
+            if any(launch_s(cost.work, known) >= seconds(cost.work, gpu, known) > 0 for cost in costs):
+                continue  # the host sets the pace here: nothing is learnt about the card
             measured_s = run.record.phase_seconds[phase]
-            weights = [_weight(kind, costs, gpu) for kind in WORK_KINDS]
+            weights = [_weight(kind, costs, gpu) for kind in LINEAR_KINDS]
             rest_s = measured_s - sum(cost.messages_s * (1 + cost.bubble_frac) for cost in costs)
             spread_s = measured_s * _NOISE_FRAC.get(phase, PHASE_NOISE_FRAC)
             observations.append(Observation(weights, rest_s, spread_s))
             sources.append(run.record.name)
-    unknowns = [_unknown(kind, known) for kind in WORK_KINDS]
+    unknowns = [_unknown(kind, known) for kind in LINEAR_KINDS]
     found = {}
-    for number, (kind, (value, spread)) in enumerate(zip(WORK_KINDS, fit_bounded(unknowns, observations), strict=True)):
+    for number, (kind, (value, spread)) in enumerate(zip(LINEAR_KINDS, fit_bounded(unknowns, observations), strict=True)):
         speaking = [name for name, o in zip(sources, observations, strict=True) if o.weights[number] > 0]
         if speaking:
             found[PRICES[kind].coefficient] = _coefficient(kind, value, spread, tuple(dict.fromkeys(speaking)))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from megatron_rl.estimator.catalogue import GIB, Gpu
 from megatron_rl.estimator.memory import ProcessMemory
-from megatron_rl.estimator.work import WORK_KINDS, Work
+from megatron_rl.estimator.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Coefficients:
     """Of the data-sheet memory bandwidth, by what layers and head read and write."""
     memory_frac: Coefficient = Coefficient(value=0.87, spread=0.07)
     """Likewise, by long plain copies."""
-    layer_pass_s: Coefficient = Coefficient(value=20e-6, spread=20e-6)
-    """Of entering a layer once: launches, gaps between kernels."""
+    layer_pass_s: Coefficient = Coefficient(value=0.2e-3, spread=0.1e-3)
+    """Of the host, to launch one layer's kernels once; hidden while the card has more to do."""
     decode_matmul_frac: Coefficient = Coefficient(value=0.5, spread=0.2)
     """Of the data-sheet FLOP rate, by products with one row for each running sequence."""
     decode_memory_frac: Coefficient = Coefficient(value=0.7, spread=0.2)
@@ -115,7 +115,6 @@ PRICES: Mapping[str, Price] = {
     "attention_flops": Price("attention_frac", "peak_flops_per_s"),
     "streamed_bytes": Price("stream_frac", "memory_bytes_per_s"),
     "copied_bytes": Price("memory_frac", "memory_bytes_per_s"),
-    "layer_passes": Price("layer_pass_s", None),
     "decode_flops": Price("decode_matmul_frac", "peak_flops_per_s"),
     "decode_bytes": Price("decode_memory_frac", "memory_bytes_per_s"),
     "iterations": Price("iteration_s", None),
@@ -123,7 +122,8 @@ PRICES: Mapping[str, Price] = {
     "pushes": Price("push_s", None),
     "samples": Price("sample_s", None),
 }
-"""Kind of work -> its price. Seconds are the sum over kinds: nothing overlaps."""
+"""Kind of work -> its price. Seconds of the card are the sum over kinds."""
+LINEAR_KINDS = tuple(PRICES)
 
 
 def ideal_s(kind: str, gpu: Gpu) -> float:
@@ -138,10 +138,15 @@ def slowness(coefficient: Coefficient, kind: str) -> float:
 
 
 def seconds(work: Work, gpu: Gpu, known: Coefficients) -> float:
-    """Time of ``work`` on one card."""
-    total = 0.0
-    for kind in WORK_KINDS:
+    """Time of ``work`` on one card: of the card, or of the host that launches it, whichever is longer."""
+    card_s = 0.0
+    for kind in LINEAR_KINDS:
         amount = getattr(work, kind)
         if amount:
-            total += amount * ideal_s(kind, gpu) * slowness(known.get(PRICES[kind].coefficient), kind)
-    return total
+            card_s += amount * ideal_s(kind, gpu) * slowness(known.get(PRICES[kind].coefficient), kind)
+    return max(card_s, launch_s(work, known))
+
+
+def launch_s(work: Work, known: Coefficients) -> float:
+    """Time of the host to launch a pass's kernels."""
+    return work.layer_passes * known.layer_pass_s.value

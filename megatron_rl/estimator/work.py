@@ -16,7 +16,7 @@ A micro-batch also reads a layer's weights once forward and once backward, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.deployment import Deployment, RoleSetup
@@ -43,7 +43,8 @@ class Work:
     copied_bytes: float = 0.0
     """Read and written in long runs: optimizer steps, gradient sums, copies of weights."""
     layer_passes: float = 0.0
-    """Layers entered: once forward, twice backward, for each micro-batch."""
+    """Layers entered by this process: once forward, twice backward, for each micro-batch. The host launches their kernels
+    while the card computes, so these cost time only where the card has less to do."""
     decode_flops: float = 0.0
     """Products of the engine with as many rows as sequences run."""
     decode_bytes: float = 0.0
@@ -91,7 +92,9 @@ def pass_work(deployment: Deployment, role: RoleSetup, documents: Documents, *, 
     if training:
         weights = rank_parameters(model, role.layout, 0, role.head).total * cards
         layers += Work(copied_bytes=2 * weights * role.gradient_bytes * documents.micro_batches)
-    return (layers + head_work(deployment, role, documents, training=training)).times(1 / cards)
+    mine = (layers + head_work(deployment, role, documents, training=training)).times(1 / cards)
+    # Tensor-parallel ranks share a layer's work, but each launches all of it.
+    return replace(mine, layer_passes=mine.layer_passes * role.layout.tensor)
 
 
 def layers_work(model: ModelConfig, documents: Documents, e: int, *, training: bool) -> Work:

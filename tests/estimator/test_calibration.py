@@ -32,7 +32,6 @@ TRUTH = replace(
     matmul_frac=Coefficient(value=0.7),
     attention_frac=Coefficient(value=0.4),
     stream_frac=Coefficient(value=0.5),
-    layer_pass_s=Coefficient(value=40e-6),
     decode_matmul_frac=Coefficient(value=0.4),
     decode_memory_frac=Coefficient(value=0.8),
     iteration_s=Coefficient(value=4e-3),

@@ -84,8 +84,15 @@ def test_pass_cost_bubble_matches_hand_computed(chunks: int, expected: float) ->
 
 def test_seconds_of_work_matches_hand_computed() -> None:
     work = Work(matmul_flops=989e12, streamed_bytes=4.8e12, layer_passes=2)
-    assert seconds(work, H200, KNOWN) == pytest.approx(2 + 2 + 2 * KNOWN.layer_pass_s.value)
+    assert seconds(work, H200, KNOWN) == pytest.approx(2 + 2)
+    assert seconds(replace(work, layer_passes=1e6), H200, KNOWN) == pytest.approx(1e6 * KNOWN.layer_pass_s.value)
     assert work.times(2) + work == work.times(3)
+
+
+def test_pass_cost_of_tensor_parallel_ranks_launches_every_layer_on_each() -> None:
+    role = actor_on(ParallelLayout(tensor=2))
+    cost = pass_cost(small_deployment(), role, small_workload(), H200, KNOWN, training=False)
+    assert cost.work.layer_passes == 2 * 8
 
 
 def test_optimizer_cost_matches_hand_computed() -> None:
