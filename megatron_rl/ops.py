@@ -17,6 +17,10 @@ from kernels.linear_logprob import linear_logprob, linear_token_loss
 from kernels.repack import Repack, prepare_repack
 from kernels.rope import rope
 from kernels.swiglu import swiglu
+from kernels.token_loss import TokenLossInputs as TokenLossInputs
+from kernels.token_loss import TokenLossRule as TokenLossRule
+from kernels.token_loss import TokenLossSums
+from kernels.token_loss import token_loss as _clipped_policy_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,11 @@ def token_loss(
     )
 
 
+def clipped_policy_loss(inputs: TokenLossInputs, rule: TokenLossRule) -> TokenLossSums:
+    """PPO's clipped loss with entropy bonus and KL term, and its diagnostics, in one pass. See ``kernels.token_loss``."""
+    return _clipped_policy_loss(inputs, rule)
+
+
 def prepare_strided_copies(sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> Repack:
     """Prepare ``destination.copy_(source)`` for all pairs as one kernel launch on a GPU; call ``run()`` for each repeat.
 
@@ -136,7 +145,7 @@ def rotate(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of ``[..., 2F]``, gate first, in one pass that keeps the input alone. See ``kernels.swiglu.swiglu``."""
+    """``silu(gate) * up`` of ``[..., 2F]``, gate first, in one pass that keeps the input alone. See ``kernels.swiglu``."""
     return swiglu(gate_up)
 
 

@@ -19,6 +19,7 @@ from megatron_rl.algorithms.kl import kl_penalty
 from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, SEQUENCE_LEVEL, PolicyLossInputs, PolicyLossTerms
 from megatron_rl.algorithms.value_loss import clipped_value_loss
 from megatron_rl.config.training import ActorConfig, CriticConfig
+from megatron_rl.ops import TokenLossInputs, TokenLossRule, clipped_policy_loss
 from megatron_rl.types.batches import LossInputs
 from megatron_rl.types.metrics import Reduction
 
@@ -58,6 +59,8 @@ class PolicyLoss:
 
     def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
         """See :class:`LossFunction`; ``outputs_N`` are log-probs."""
+        if self.config.policy_loss == "vanilla" and outputs_N.is_cuda:
+            return self.in_one_pass(outputs_N, entropy_N, inputs)
         policy = self._policy_inputs(outputs_N, inputs)
         terms = self.token_loss(policy)
         loss = _weighted(terms.loss * inputs.importance_weights_N, inputs)
@@ -74,6 +77,44 @@ class PolicyLoss:
             metrics["actor/kl_loss"] = _mean(kl_N, inputs)
         metrics["actor/loss"] = (loss.detach(), "sum")
         return loss, metrics
+
+    def in_one_pass(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:
+        """The same for ``vanilla`` as one kernel instead of some forty, whose launches would take longer than their work."""
+        config, policy = self.config, self._policy_inputs(outputs_N, inputs)
+        sums = clipped_policy_loss(
+            TokenLossInputs(
+                logprobs=policy.logprobs,
+                old_logprobs=policy.old_logprobs,
+                advantages=inputs.advantages_N,
+                weights=inputs.loss_weights_N,
+                mask=policy.mask,
+                importance=inputs.importance_weights_N,
+                ref_logprobs=inputs.ref_logprobs_N if config.use_kl_loss else None,
+                entropy=entropy_N if self.needs_entropy else None,
+            ),
+            TokenLossRule(
+                clip_low=policy.clip_low,
+                clip_high=policy.clip_high,
+                clip_c=policy.clip_c,
+                entropy_coeff=config.entropy_coeff,
+                kl_coeff=config.kl_loss_coef if config.use_kl_loss else 0.0,
+                kl_kind=config.kl_loss_type,
+            ),
+        )
+        num_tokens = max(inputs.num_response_tokens, 1)
+        metrics: PartialMetrics = {
+            "actor/pg_loss": (sums.surrogate, "sum"),
+            "actor/pg_clipfrac": (sums.num_clipped / num_tokens, "sum"),
+            "actor/pg_clipfrac_lower": (sums.num_clipped_lower / num_tokens, "sum"),
+            "actor/ppo_kl": (sums.old_kl / num_tokens, "sum"),
+            "actor/max_ratio_deviation": (sums.max_ratio_deviation, "max"),
+        }
+        if self.needs_entropy:
+            metrics["actor/entropy_loss"] = (sums.entropy, "sum")
+        if config.use_kl_loss:
+            metrics["actor/kl_loss"] = (sums.kl / num_tokens, "sum")
+        metrics["actor/loss"] = (sums.loss.detach(), "sum")
+        return sums.loss, metrics
 
     def _policy_inputs(self, logprobs_N: Tensor, inputs: LossInputs) -> PolicyLossInputs:
         config = self.config

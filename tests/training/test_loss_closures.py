@@ -120,6 +120,28 @@ def test_policy_loss_without_old_logprobs_takes_its_own(name):
     assert any(answers[0][1])
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        ActorConfig(),
+        ActorConfig(clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=None, entropy_coeff=0.01),
+        *(ActorConfig(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type=kind) for kind in ("k1", "k2", "k3", "abs")),
+    ],
+    ids=["plain", "bounds_entropy", "k1", "k2", "k3", "abs"],
+)
+def test_policy_loss_in_one_pass_matches_policy_loss(config):
+    loss_function, inputs = PolicyLoss(config), loss_inputs([0, 1, 2, 4], "token-mean")
+    answers = []
+    for evaluate in (loss_function, loss_function.in_one_pass):
+        generator = torch.Generator().manual_seed(1)
+        leaf = (torch.randn(2, inputs.advantages_N.numel(), generator=generator) * 0.5).requires_grad_()
+        loss, metrics = evaluate(leaf[0], leaf[1], inputs)
+        loss.backward()
+        answers.append((loss.detach(), leaf.grad, {name: value for name, (value, _) in metrics.items()}))
+    for expected, actual in zip(*answers, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_sequence_level_losses_are_not_separable():
     assert {name for name, loss in LOSSES.items() if not loss.is_separable} == {"gspo", "geo_mean"}
 
