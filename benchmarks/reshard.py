@@ -2,6 +2,7 @@
 
 One GPU, actor and engine:  ``python -m benchmarks.reshard --model qwen2_5_1_5b --engine --out outputs/reshard``
 Any number of GPUs:         ``torchrun --nproc-per-node 2 -m benchmarks.reshard --model qwen2_5_1_5b --pairs all``
+Two processes, one GPU:     the same with one visible GPU: they read each other's memory (CUDA IPC)
 CPU ranks (gloo):           ``python -m benchmarks.reshard --model tiny --pairs all --ranks 2``
 To FP8 on the way:          ``python -m benchmarks.reshard --model qwen2_7b --fp8 tp1_to_tp1``
 Rates of one rank's packs:  ``python -m benchmarks.reshard --model qwen2_7b --pack tp2_to_tp1dp2``
@@ -18,6 +19,7 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ from benchmarks.reshard_fp8 import measure_quantised
 from benchmarks.reshard_layouts import PAIRS, Transfer, measure_all, measure_packing, pairs_of
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.resharding.transports.selection import TransportName
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pack", nargs="*", default=[], help="layouts whose first rank packs and unpacks, without a wire")
     parser.add_argument("--fp8", nargs="*", default=[], help="layouts whose linear weights arrive in block-scaled FP8")
     parser.add_argument("--ranks", type=int, default=1, help="without torchrun: CPU ranks to start")
+    parser.add_argument("--transport", choices=get_args(TransportName), default="auto", help="see weight_sync.transport")
     parser.add_argument("--budget-mib", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("outputs/reshard"))
@@ -95,21 +99,24 @@ def _engine_figures(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def _layout_figures(arguments: argparse.Namespace) -> list[Figure]:
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    on_gpu, local_rank = torch.cuda.is_available(), int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     if on_gpu:
         torch.cuda.set_device(device)
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=120), device_id=device if on_gpu else None)
+        # NCCL does not work between processes of one GPU; what they share goes through its memory.
+        own_gpu = on_gpu and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+        backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=120), device_id=device if own_gpu else None)
     joined = dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     model, budget = _model(arguments), arguments.budget_mib * 2**20
     figures = []
     for pair in pairs_of(world_size, model) if arguments.pairs == ["all"] else arguments.pairs:
         transfer = Transfer.build(model, pair, rank, device, dtype, budget)
-        figures += measure_all(transfer, rank, dist.group.WORLD if joined else None, budget, arguments.repeats)
+        group = dist.group.WORLD if joined else None
+        figures += measure_all(transfer, rank, group, budget, arguments.repeats, arguments.transport)
     for pair in arguments.fp8:
         figures += measure_quantised(model, pair, rank, dist.group.WORLD if joined else None, device, budget, arguments.repeats)
     for pair in arguments.pack:

@@ -23,6 +23,7 @@ from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.plan import Message, ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.spec import Fragment, LayoutFn
+from megatron_rl.resharding.transports.selection import TransportName
 from megatron_rl.resharding.verify import allocate_buffers, fragment_view, verify_transfer
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
@@ -94,11 +95,17 @@ class Transfer:
 
 
 def measure_all(
-    transfer: Transfer, rank: int, group: dist.ProcessGroup | None, budget_bytes: int, repeats: int
+    transfer: Transfer,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    budget_bytes: int,
+    repeats: int,
+    transport: TransportName = "auto",
 ) -> list[Figure]:
     """Weights copied, weights shared where possible, whole tensors broadcast. Collectives: ``group``."""
-    copied = measure_planned(transfer, "planned, all copied", rank, group, budget_bytes, repeats)
-    shared = measure_planned(transfer.sharing(rank), "planned, shared where possible", rank, group, budget_bytes, repeats)
+    arguments = (rank, group, budget_bytes, repeats, transport)
+    copied = measure_planned(transfer, "planned, all copied", *arguments)
+    shared = measure_planned(transfer.sharing(rank), "planned, shared where possible", *arguments)
     figures = [copied, shared]
     if group is not None:
         timing = slowest(
@@ -110,11 +117,18 @@ def measure_all(
 
 
 def measure_planned(
-    transfer: Transfer, way: str, rank: int, group: dist.ProcessGroup | None, budget_bytes: int, repeats: int
+    transfer: Transfer,
+    way: str,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    budget_bytes: int,
+    repeats: int,
+    transport: TransportName = "auto",
 ) -> Figure:
     """One plan, carried out and checked: right bits everywhere, and no byte received beyond the bound."""
     plan, device = transfer.plan, _device(transfer)
-    executor = ReshardExecutor(plan, rank, transfer.sources, transfer.destinations, group, budget_bytes)
+    sides = (transfer.sources, transfer.destinations)
+    executor = ReshardExecutor(plan, rank, *sides, group, budget_bytes, transport=transport)
     timing = slowest(time_runs(executor.run, device, repeats), group)
     costs = plan.costs.values()
     return _figure(
@@ -126,7 +140,8 @@ def measure_planned(
         received_bytes=max(c.received_bytes for c in costs),
         bound_bytes=max(c.bound_bytes for c in costs),
         predicted_s=predict_seconds(plan, H200_NODE if device.type == "cuda" else CPU_HOST),
-        peak_bytes=max(c.staging_bytes for c in costs) + (timing.peak_bytes or 0),
+        peak_bytes=executor.run().peak_extra_bytes + (timing.peak_bytes or 0),
+        note=executor.transport_summary,
         correct=_is_correct(transfer, rank, group) and all(c.received_bytes == c.bound_bytes for c in costs),
     )
 
