@@ -97,21 +97,16 @@ def _local(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmod
 
 
 def _transformer_engine(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmodules:
-    from megatron.core.extensions.transformer_engine import (
-        TEDotProductAttention,
-        TELayerNormColumnParallelLinear,
-        TENorm,
-        TERowParallelLinear,
-    )
+    from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TENorm, TERowParallelLinear
 
     head_norm = TENorm if config.qk_layernorm else IdentityOp
-    # Transformer Engine's kernels for packed documents take half precision only.
-    half = config.params_dtype in (torch.bfloat16, torch.float16)
     layer = TransformerLayerSubmodules(
         self_attention=_self_attention(
             SelfAttentionSubmodules(
                 linear_qkv=TELayerNormColumnParallelLinear,
-                core_attention=partial(RotaryCoreAttention, attention=TEDotProductAttention if half else PackedCausalAttention),
+                # Transformer Engine's own builds a cuDNN graph for every new shape of a pack, which takes the host longer than
+                # the attention takes the device.
+                core_attention=partial(RotaryCoreAttention, attention=PackedCausalAttention),
                 linear_proj=TERowParallelLinear,
                 q_layernorm=head_norm,
                 k_layernorm=head_norm,

@@ -7,7 +7,6 @@ import torch
 
 from megatron_rl.config.model import TransformerImpl
 from megatron_rl.config.training import RecomputeConfig
-from megatron_rl.models.attention import PackedCausalAttention
 from megatron_rl.models.gpt import transformer_config
 from megatron_rl.models.layer_spec import block_spec
 from megatron_rl.models.transformer_impl import LayerImplementation, choose_implementation
@@ -44,26 +43,6 @@ def test_choose_implementation_matches_hand_computed(
 def test_choose_implementation_rejects_what_cannot_run(device: torch.device, fault: str | None, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"model\.transformer_impl=transformer_engine.*{reason}.*auto or local"):
         choose_implementation("transformer_engine", device, fault)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "implementation", "ours"),
-    [
-        (torch.bfloat16, "transformer_engine", False),
-        (torch.float32, "transformer_engine", True),
-        (torch.bfloat16, "local", True),
-    ],
-    ids=["te_bf16", "te_f32", "local"],
-)
-def test_block_spec_names_an_attention_that_takes_the_dtype(
-    dtype: torch.dtype, implementation: LayerImplementation, ours: bool
-) -> None:
-    """Transformer Engine's packed attention computes in half precision only."""
-    platform = Platform(CPU, dtype, "gloo", None)
-    config = transformer_config(tiny_model(), ParallelLayout(), platform, RecomputeConfig(), implementation)
-    layer = block_spec(config, 2, implementation).layer_specs[0].submodules
-    attention = layer.self_attention.submodules.core_attention.keywords["attention"]
-    assert (attention is PackedCausalAttention) is ours
 
 
 def test_block_spec_of_transformer_engine_saves_norms_under_our_names() -> None:
