@@ -89,7 +89,7 @@ def transformer_engine(fault: str | None, installed: str | None, on_cuda: bool) 
     if not on_cuda:
         return Finding(name, "absent", "nothing on a CPU")
     state = "absent" if installed is None else f"{installed}, broken"
-    lost = "slower layers, attention and Adam; no 16-bit optimizer state; no gradients added inside the product"
+    lost = "slower layers and Adam; no 16-bit optimizer state; no gradients added inside the product"
     return Finding(name, state, lost if installed is None else f"{lost} ({fault})")
 
 
@@ -127,17 +127,17 @@ def _attention_kernels() -> list[Finding]:
         Finding(
             "attention: torch varlen",
             "flash" if flash else "none",
-            "" if flash else "the local layers attend document by document: much slower",
+            "" if flash else "layers attend document by document: much slower",
         ),
         Finding(
             "attention: cuDNN",
             "absent" if cudnn is None else str(cudnn),
-            "Transformer Engine's packed attention falls back to slower kernels" if cudnn is None else "",
+            "nothing: packed attention does not use it" if cudnn is None else "",
         ),
         Finding(
             "attention: flash_attn",
             package or "absent",
-            "" if package else "nothing: cuDNN serves Transformer Engine, torch the local layers",
+            "" if package else "nothing: torch brings its own",
         ),
     ]
 
