@@ -56,7 +56,6 @@ class MeasuredRun:
             response_tokens=batch.response_tokens,
             longest_response_tokens=batch.longest_response_tokens or batch.response_tokens,
             squared_tokens=batch.squared_tokens or None,
-            scores_actor="score_actor" in self.record.phase_seconds,
         )
 
     def costs(self, known: Coefficients) -> Iterator[tuple[PhaseName, list[PhaseCost]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.logprob_reuse import reuses_logprobs
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import TrainedRoleConfig
 from megatron_rl.estimator.catalogue import GIB
@@ -59,6 +60,7 @@ def workload_of(
         critic_optimizer_steps=_optimizer_steps(config, config.critic),
         critic_passes=config.critic.ppo_epochs,
         fixed_steps=config.trainer.total_training_steps,
+        scores_actor=not reuses_logprobs(config),
     )
 
 

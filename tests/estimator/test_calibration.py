@@ -54,6 +54,7 @@ def measured_run(model: str, *, prompts: int = 64, response: float = 700.0, **ch
             "rollout.kv_cache_gib": 60.0,
             "data.train_batch_size": prompts,
             "rollout.n": 8,
+            "actor.reuse_logprobs": False,
         },
         "batch": MeasuredBatch(
             samples=8 * prompts,

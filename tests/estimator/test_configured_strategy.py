@@ -44,3 +44,12 @@ def test_configured_strategy_gives_the_cache_its_share_of_the_card() -> None:
 def test_configured_strategy_rejects_a_layout_that_does_not_fit() -> None:
     with pytest.raises(ConfigError, match="tensor"):
         configured_strategy(compose(["model=qwen2_7b", "actor.parallel.tensor=3"]), H200, 4)
+
+
+def test_configured_strategy_scores_the_actor_only_where_it_must() -> None:
+    def scored(*overrides: str) -> bool:
+        times = configured_strategy(compose([*RUN, *overrides]), H200, 4).times
+        return any((part.phase, part.role) == ("scoring", "actor") for part in times)
+
+    assert not scored()  # one optimizer step a rollout: the update's own forward pass gives the log-probs
+    assert scored("actor.ppo_epochs=2") and scored("actor.reuse_logprobs=false")
