@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import TrainedRoleConfig
@@ -18,14 +19,19 @@ _PHASES_OF_ROLE = {
 """Phases whose working memory a role's micro-batch decides; the reference scores in the actor's."""
 
 
-def settings_to_change(config: RunConfig, phase: str) -> list[str]:
-    """The two settings that help most in a phase, each as ``key=value (now ...): what it does``."""
-    return list(_first(_candidates(config, phase)))
+def settings_to_change(config: RunConfig, phase: str, *, alone: bool = False) -> list[str]:
+    """The two settings that help most in a phase, each as ``key=value (now ...): what it does``.
+
+    ``alone``: the actor has the card to itself, as in supervised fine-tuning.
+    """
+    return list(islice(_alone(config) if alone else _candidates(config, phase), NUM_SETTINGS))
 
 
-def _first(candidates: Iterator[str]) -> Iterator[str]:
-    for _, candidate in zip(range(NUM_SETTINGS), candidates, strict=False):
-        yield candidate
+def _alone(config: RunConfig) -> Iterator[str]:
+    yield _micro_batch(config, "actor")
+    yield from _recompute("actor", config.actor)
+    tensor = config.actor.parallel.tensor
+    yield f"actor.parallel.tensor={2 * tensor} (now {tensor}): weights and activations over more ranks"
 
 
 def _candidates(config: RunConfig, phase: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the estimator expects of the memory of a run's fullest rank, for decisions at start and for explaining failures."""
+"""What the estimator expects of the memory of a run's fullest rank, for explaining failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.memory_part import Phase, PhaseMemory
 from megatron_rl.estimator.rank_memory import rank_memory
 
-GIB = 2**30
 ESTIMATOR_PHASES: Mapping[str, Phase] = {
     "gen": "rollout",
     "testing": "rollout",

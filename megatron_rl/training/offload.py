@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.optimizer import RoleOptimizer
-from megatron_rl.training.role_checkpoint import leaf_optimizers
+from megatron_rl.training.optimizer_leaves import leaf_optimizers
 
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 512
@@ -102,7 +102,9 @@ def optimizer_tensors(role: MegatronRole) -> Iterator[Tensor]:
 
 
 def parameter_tensors(role: MegatronRole) -> Sequence[Tensor]:
-    """Weights of a role, for one whose storage no engine reads in place."""
+    """Weights of a role, complete, for one whose storage no engine reads in place. Collectives: the data-parallel group."""
+    if role.optimizer is not None:
+        role.optimizer.complete_weights()
     return list(role.parameters.values())
 
 

@@ -13,13 +13,12 @@ from megatron_rl.config.run_files import checkpoints_dir
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
 from megatron_rl.data.stream import PromptStream, validation_batches
 from megatron_rl.data.tokenizer import Tokenizer
+from megatron_rl.estimator.rank_memory import with_engine_sleep
 from megatron_rl.observability.curves import plot_learning_curve
 from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
-from megatron_rl.observability.profiler import PhaseRanges, StepProfiler
 from megatron_rl.observability.samples import SampleLog
-from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.rollout.agreement import gather
@@ -33,10 +32,10 @@ from megatron_rl.training.job import METRICS_FILE, Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.memory_phases import MemoryPhases, frozen_holdings, trained_holdings
-from megatron_rl.training.memory_plan import planned_memory, with_engine_sleep
+from megatron_rl.training.memory_plan import planned_memory
 from megatron_rl.training.memory_report import MemoryReport
 from megatron_rl.training.model_loading import build_actor, build_critic, build_reference
-from megatron_rl.training.out_of_memory import MemoryAdvisor
+from megatron_rl.training.out_of_memory import MemoryAdvisor, memory_advisor
 from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.roles import (
     Actor,
@@ -52,14 +51,12 @@ from megatron_rl.training.rollout_assembly import (
     RolloutSide,
     actor_layout,
     build_rollout_side,
-    build_weight_sync,
-    plan_weight_sync,
-    weights_to_share,
 )
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.send_recv_report import SendRecvReport
-from megatron_rl.training.step_phases import StepPhases
+from megatron_rl.training.step_phases import build_step_phases
+from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
 
@@ -74,8 +71,9 @@ def train(job: Job) -> int:
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with RewardPool(config.reward, _reward_workers(job)) as pool, closing(open_logger(job)) as logger:
         scorer = RewardScorer(pool, tokenizer, job.host_group)
-        with _advisor(job).explained("build"):
-            parts = _build(job, tokenizer, stream, total_steps, scorer, logger)
+        advisor = memory_advisor(job, planned_memory(config, job.world_size, card_gib(job.platform.device)))
+        with advisor.explained("build"):
+            parts = _build(job, tokenizer, stream, total_steps, scorer, logger, advisor)
         code = TrainingLoop(parts, config.trainer, total_steps).run()
     if code == 0 and config.trainer.save_hf_at_end:
         export_actor(job, parts.state.roles["actor"], job.run_dir / HF_FOLDER)
@@ -129,6 +127,7 @@ def _build(
     total_steps: int,
     scorer: RewardScorer,
     logger: MetricLogger,
+    advisor: MemoryAdvisor,
 ) -> LoopParts:
     config = job.config
     cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
@@ -146,7 +145,7 @@ def _build(
     if config.rollout.free_cache_engine:
         memory.adopt_engine(rollout.engine)
     peaks = PhaseMemory(gauge_of(job.platform.device))
-    phases = _step_phases(job, memory, peaks)
+    phases = build_step_phases(job, advisor, memory, [peaks])
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
     trainer = PpoTrainer(
         generator=rollout.generator,
@@ -194,22 +193,6 @@ def _callbacks(job: Job, roles: dict[str, MegatronRole], peaks: PhaseMemory) -> 
     if any(role.groups.layout.pipeline > 1 for role in roles.values()):
         reports.append(SendRecvReport(job.host_group))
     return [*reports, *load_callbacks(job.config.trainer.callbacks)]
-
-
-def _step_phases(job: Job, memory: MemoryPhases, peaks: PhaseMemory) -> StepPhases:
-    device = job.platform.device
-    return StepPhases(
-        Timers(device_synchronizer(device), watches=[peaks, PhaseRanges(device)]),
-        memory,
-        _advisor(job),
-        StepProfiler(job.config.profiler, job.rank, device, job.run_dir),
-    )
-
-
-def _advisor(job: Job) -> MemoryAdvisor:
-    device = job.platform.device
-    plan = planned_memory(job.config, job.world_size, card_gib(device))
-    return MemoryAdvisor(job.config, job.rank, plan, gauge_of(device))
 
 
 def _health_monitor(job: Job) -> HealthMonitor:

@@ -14,16 +14,17 @@ from megatron_rl.data.prompts import tokenizer_of
 from megatron_rl.data.sft_pairs import SftExample, load_sft_examples
 from megatron_rl.data.stream import BatchOrder
 from megatron_rl.observability.logger import MetricLogger
-from megatron_rl.observability.timers import Timers, device_synchronizer
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.export import HF_FOLDER, export_actor
 from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
 from megatron_rl.training.job import Job, open_logger
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
+from megatron_rl.training.out_of_memory import memory_advisor
 from megatron_rl.training.roles import prefixed
 from megatron_rl.training.run_state import resume_folder, rng_state, set_rng_state
 from megatron_rl.training.sft_trainer import SftTrainer
+from megatron_rl.training.step_phases import StepPhases, build_step_phases
 from megatron_rl.types.metrics import Metric, Metrics
 
 
@@ -33,7 +34,9 @@ def fine_tune(job: Job) -> int:
     examples = load_sft_examples(config.sft, config.data, tokenizer_of(config.model))
     order = BatchOrder(len(examples), config.sft.batch_size, seed=config.trainer.seed, shuffle=True, size_key="sft.batch_size")
     total_steps = config.sft.total_steps or config.sft.total_epochs * order.batches_per_epoch
-    role = build_actor(job, total_steps)
+    advisor = memory_advisor(job, None)
+    with advisor.explained("build"):
+        role = build_actor(job, total_steps)
     state = SftState(
         CheckpointStore(checkpoints_dir(config) / "sft", config.trainer.max_checkpoints_to_keep),
         role,
@@ -42,8 +45,8 @@ def fine_tune(job: Job) -> int:
         config.trainer,
     )
     start = state.resume()
-    timers = Timers(device_synchronizer(job.platform.device))
-    run = _SftRun(SftTrainer(role), state, examples, timers, InterruptFlag(job.host_group), total_steps)
+    phases = build_step_phases(job, advisor)
+    run = _SftRun(SftTrainer(role), state, examples, phases, InterruptFlag(job.host_group), total_steps)
     with closing(open_logger(job, config.sft.log_freq)) as logger, logger.progress(start, total_steps):
         finished = run.steps(start, logger)
     if not finished:
@@ -112,7 +115,7 @@ class _SftRun:
     trainer: SftTrainer
     state: SftState
     examples: Sequence[SftExample]
-    timers: Timers
+    phases: StepPhases
     interrupt: InterruptFlag
     total_steps: int
 
@@ -128,13 +131,14 @@ class _SftRun:
 
     def _one_step(self, step: int) -> tuple[Metrics, bool]:
         batch = [self.examples[row] for row in self.state.order.next_batch()[1]]
-        with self.timers.step():
-            metrics = prefixed("sft", self.trainer.step(batch))
+        with self.phases.step(step):
+            with self.phases("update_actor"):
+                metrics = prefixed("sft", self.trainer.step(batch))
             interrupted = self.interrupt.any_rank()
             if self._saves(step, interrupted):
-                with self.timers("save_checkpoint"):
+                with self.phases("save_checkpoint"):
                     self.state.save(step)
-        metrics |= self.timers.flush()
+        metrics |= self.phases.flush()
         tokens = sum(len(example.token_ids) for example in batch)
         metrics["perf/tokens_per_second"] = Metric(tokens / metrics["timing_s/step"].value)
         return metrics, interrupted

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from megatron_rl.observability.profiler import StepProfiler
-from megatron_rl.observability.timers import Timers
+from megatron_rl.observability.profiler import PhaseRanges, StepProfiler
+from megatron_rl.observability.timers import PhaseWatch, Timers, device_synchronizer
+from megatron_rl.training.job import Job
 from megatron_rl.training.memory_phases import MemoryPhases
 from megatron_rl.training.out_of_memory import MemoryAdvisor
 from megatron_rl.types.metrics import Metrics
@@ -48,3 +49,20 @@ class StepPhases:
     def flush(self) -> Metrics:
         """Seconds since the last flush, see ``Timers.flush``."""
         return self._timers.flush()
+
+
+def build_step_phases(
+    job: Job, advisor: MemoryAdvisor, memory: MemoryPhases | None = None, watches: Sequence[PhaseWatch] = ()
+) -> StepPhases:
+    """The phases of this rank's steps, timed on its device and profiled as configured.
+
+    Args:
+        job: the job.
+        advisor: explains running out of memory.
+        memory: moves what the phases ask for; None = nothing moves.
+        watches: told of every phase, beside the profilers' ranges.
+    """
+    device = job.platform.device
+    timers = Timers(device_synchronizer(device), watches=[*watches, PhaseRanges(device)])
+    profiler = StepProfiler(job.config.profiler, job.rank, device, job.run_dir)
+    return StepPhases(timers, memory or MemoryPhases(), advisor, profiler)

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from launchers.submit import launch_task
 from megatron_rl.cli import worker
 from megatron_rl.cli.compose import compose_run
@@ -23,6 +25,8 @@ def _fail(manner: str) -> NoReturn:
         os._exit(41)
     if manner == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if manner == "oom":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     raise ZeroDivisionError("this rank is broken on purpose")
 
 

@@ -13,6 +13,7 @@ from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.training import rl
 from megatron_rl.training.export import export_actor
 from megatron_rl.training.job import Job
+from megatron_rl.training.out_of_memory import memory_advisor
 from megatron_rl.training.roles import Actor, ValueModel
 from megatron_rl.types.metrics import to_floats
 from tests.end_to_end.fixed_rollouts import FixedScorer, NoSync, fixed_rollout_side, fixed_rollouts
@@ -39,7 +40,8 @@ def take_steps(configs: dict[str, RunConfig], folder: Path, num_steps: int = 1) 
 def _last_step(config: RunConfig, folder: Path, num_steps: int) -> StepAnswer:
     job = Job.join(config, folder)
     tokenizer = tokenizer_of(config.model)
-    parts = rl._build(job, tokenizer, rl._stream(job, tokenizer), 10, FixedScorer(), MetricLogger())  # type: ignore[arg-type]
+    stream, advisor = rl._stream(job, tokenizer), memory_advisor(job, None)
+    parts = rl._build(job, tokenizer, stream, 10, FixedScorer(), MetricLogger(), advisor)  # type: ignore[arg-type]
     for step in range(1, num_steps + 1):
         result = parts.trainer.step(step, parts.stream.next_batch())
     actor, critic = parts.trainer._actor, parts.trainer._critic

@@ -43,6 +43,16 @@ PPO = (
 )
 STILL = ("algorithm=grpo", "actor.parallel.tensor=2", "actor.optim.lr=0.0", "trainer.total_training_steps=4")
 MOVING = ("algorithm=grpo", "actor.parallel.tensor=2", "actor.optim.lr=0.01", "trainer.total_training_steps=6")
+LEAVING = (
+    "rollout.free_cache_engine=true",
+    "actor.grad_offload=true",
+    "actor.optimizer_offload=true",
+    "critic.grad_offload=true",
+    "critic.optimizer_offload=true",
+    "critic.param_offload=true",
+    "ref.param_offload=true",
+)
+"""All memory that may leave does; a run resumed so must equal one in which it stays."""
 STOP = "tests.end_to_end.callbacks:TerminateAfterStep4"
 NOT_REPEATABLE = ("timing_s/", "perf/", "memory/", "sync/seconds")
 """Families that depend on the clock and on what else the process holds."""
@@ -89,9 +99,9 @@ def _runs(folder: Path) -> dict[str, Run]:
     for name, algorithm in (("grpo", GRPO), ("ppo", PPO)):
         runs[f"{name}_straight"] = Run(_config(folder, f"{name}_straight", *algorithm), folder / f"{name}_straight_run")
         # Without a word about saving: what stops by a signal must be able to go on.
-        stopped = _config(folder, f"{name}_halves", *algorithm, "trainer.save_freq=-1", callbacks=(STOP,))
+        stopped = _config(folder, f"{name}_halves", *algorithm, *LEAVING, "trainer.save_freq=-1", callbacks=(STOP,))
         runs[f"{name}_stopped"] = Run(stopped, folder / f"{name}_stopped_run")
-        runs[f"{name}_resumed"] = Run(_config(folder, f"{name}_halves", *algorithm), folder / f"{name}_resumed_run")
+        runs[f"{name}_resumed"] = Run(_config(folder, f"{name}_halves", *algorithm, *LEAVING), folder / f"{name}_resumed_run")
     runs["still"] = Run(_config(folder, "still", *STILL, "trainer.save_freq=-1"), folder / "still_run")
     for fault in ("skip_one_sync", "perturb_one_layer", "keep_prefix_cache"):
         # All prompts in every batch: the same prompts return, as a kept cache wants.

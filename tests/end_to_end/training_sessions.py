@@ -52,6 +52,7 @@ class _SharedEngine:
     def __call__(self, spec: EngineSpec, group: ProcessGroup) -> VllmEngine:
         if self.engine is None:
             self.engine = VllmEngine(spec, group)
+        self.engine.wake()  # A run may leave it half asleep.
         return self.engine
 
 
@@ -94,6 +95,7 @@ def _train(run: Run, shared: _SharedEngine) -> Ending:
         rl._build, ReshardExecutor.run = build, original  # type: ignore[method-assign]
         logging.getLogger("megatron_rl").removeHandler(messages)
     ((parts, start),) = built
+    parts.phases.memory.enter("save_checkpoint")  # Brings back what may have left, to be read.
     return Ending(code, _state(parts), messages.texts, start)
 
 

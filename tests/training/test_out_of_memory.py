@@ -30,15 +30,24 @@ def _advisor(*overrides: str) -> MemoryAdvisor:
 
 def test_explained_names_phase_plan_measurement_and_two_settings() -> None:
     with pytest.raises(OutOfMemoryInPhaseError) as caught, _advisor("rollout.free_cache_engine=true").explained("update_actor"):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nmore")
     assert str(caught.value).splitlines() == [
         "out of memory in phase update_actor on rank 3: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "  planned:  63.0 GiB, of which actor working memory 60.0, actor weights 3.0",
         "  measured: 131.0 GiB allocated by torch at the peak of this phase, 132.0 reserved now; 139.0 in use on the card, "
-        "7.0 of it outside of torch (the engine's pool, CUDA graphs, communicators)",
+        "7.0 of it outside of torch (the engine's pool, CUDA graphs, communicators, other processes)",
         "  change one of these, or both:",
         "    actor.ppo_max_token_len_per_gpu=8192 (now 16384): smaller micro-batches, same result",
         "    actor.recompute.granularity=full (now null): keeps one activation a layer, a quarter more computation",
+    ]
+
+
+def test_settings_to_change_of_an_actor_alone_concern_it_alone() -> None:
+    config = compose(["experiment=tiny_cpu", "actor.recompute.granularity=full"])
+    settings = settings_to_change(config, "update_actor", alone=True)
+    assert [setting.split(" ")[0] for setting in settings] == [
+        "actor.ppo_max_token_len_per_gpu=8192",
+        "actor.parallel.tensor=4",
     ]
 
 
