@@ -19,6 +19,9 @@ from megatron_rl.models.rotary import packed_rotation
 from megatron_rl.ops import rotate
 from megatron_rl.types.batches import PackedTokens
 
+FLASH_HEAD_DIM = 256
+"""Largest head dim of the flash kernel."""
+
 
 @dataclass(kw_only=True)
 class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
@@ -86,12 +89,17 @@ def _document_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...
     return torch.cat(outputs)
 
 
+def _runs_flash(q_TNK: Tensor) -> bool:
+    half = q_TNK.dtype in (torch.bfloat16, torch.float16)
+    return q_TNK.is_cuda and half and q_TNK.shape[-1] <= FLASH_HEAD_DIM and torch.backends.cuda.is_flash_attention_available()
+
+
 def packed_causal_attention(
     q_TNK: Tensor, k_TGK: Tensor, v_TGK: Tensor, bounds: Tensor, lengths: tuple[int, ...], scale: float
 ) -> Tensor:
     """Causal attention inside each document of a pack; query head n reads key/value head ``n // (N / G)``.
 
-    On CUDA in half precision this is torch's variable-length flash kernel; elsewhere scaled-dot-product attention, on all
+    On CUDA in half precision this is torch's variable-length flash kernel, where the build has it; elsewhere scaled-dot-product attention, on all
     documents at once where padding them to the longest at most doubles the work, else one by one.
 
     Args:
@@ -104,7 +112,7 @@ def packed_causal_attention(
 
     Returns ``[T, N, K]``.
     """
-    if q_TNK.is_cuda and q_TNK.dtype in (torch.bfloat16, torch.float16):
+    if _runs_flash(q_TNK):
         from torch.nn.attention.varlen import varlen_attn
 
         longest = max(lengths)
