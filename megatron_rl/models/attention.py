@@ -99,8 +99,9 @@ def packed_causal_attention(
 ) -> Tensor:
     """Causal attention inside each document of a pack; query head n reads key/value head ``n // (N / G)``.
 
-    On CUDA in half precision this is torch's variable-length flash kernel, where the build has it; elsewhere scaled-dot-product attention, on all
-    documents at once where padding them to the longest at most doubles the work, else one by one.
+    On CUDA in half precision this is torch's variable-length flash kernel, where the build has it; elsewhere
+    scaled-dot-product attention, on all documents at once where padding them to the longest at most doubles the work, else
+    one by one.
 
     Args:
         q_TNK: queries.
