@@ -78,6 +78,11 @@ def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
             f"{key}={head_dim}: on CPU the rollout engine has attention for head dimensions "
             f"{', '.join(map(str, CPU_HEAD_DIMS))} only; set model.head_dim to one of them, or use a GPU"
         )
+    transport = config.weight_sync.transport
+    if on_cpu and transport in ("nccl", "ipc"):
+        yield f"weight_sync.transport={transport} needs GPUs; use auto"
+    if config.rollout.quantization is not None and transport == "gloo":
+        yield "weight_sync.transport=gloo does not carry the weights of rollout.quantization from a GPU; use auto"
     if config.rollout.quantization is not None:
         yield from _quantisation_problems(config, on_cpu)
 
