@@ -85,7 +85,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
         f"trainer.total_training_steps={last + variant.profile}",
         f"trainer.log_samples={workload.prompts * workload.samples}",
         *(
-            ("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[old_log_prob,update_actor]")
+            ("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[old_log_prob,ref,update_actor]")
             if variant.profile
             else ()
         ),
