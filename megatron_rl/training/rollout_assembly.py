@@ -1,11 +1,13 @@
-"""Building the rollout side of a job, in this order: actor, plan, engine (which may adopt weights), weight sync."""
+"""Building the rollout side of a job, in this order: actor, plan, engine (which may adopt weights), weight sync.
+
+Plan and sync are built in ``sync_assembly.py``.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -14,22 +16,12 @@ from torch import Tensor
 from megatron_rl.config.world import max_model_len
 from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.parallel.layout import ParallelLayout
-from megatron_rl.resharding.aliasing import alias_report, summarise_report
-from megatron_rl.resharding.executor import ReshardExecutor, aliased_runs
-from megatron_rl.resharding.fan_out import FanOutPlan, plan_transfer
 from megatron_rl.resharding.placement import placement_summary, run_placements
-from megatron_rl.resharding.plan import ReshardPlan
-from megatron_rl.resharding.verify import verify_transfer
-from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
 from megatron_rl.training.job import Job
-from megatron_rl.training.megatron_role import MegatronRole
-from megatron_rl.training.model_loading import role_weights
-from megatron_rl.training.weight_sync import WeightSync
 from megatron_rl.weights.hf_config import hf_config
-from megatron_rl.weights.names import logical_tensors
 
 
 @dataclass(frozen=True)
@@ -79,70 +71,6 @@ def actor_layout(job: Job) -> ParallelLayout:
     choices = run_placements(job.config, job.world_size, job.ranks_per_node)
     job.say(placement_summary(choices, job.platform.dtype.itemsize))
     return choices["run"].train
-
-
-def plan_weight_sync(job: Job, actor: MegatronRole) -> FanOutPlan:
-    """Plan the transfer from the actor's layout to the engine's; what can stay where it is, is aliased if so configured."""
-    model, settings = job.config.model, job.config.weight_sync
-    plan = plan_transfer(
-        logical_tensors(model),
-        role_weights(job, actor),
-        actor.groups.layout.ranks,
-        vllm_rules_layout(model, job.rollout_layout),
-        range(job.rollout_layout.world_size),
-        itemsize=job.platform.dtype.itemsize,
-        budget_bytes=settings.budget_bytes,
-        ranks_per_node=job.ranks_per_node,
-        fan_out=settings.fan_out,
-    )
-    same_dtype = all(parameter.dtype == job.platform.dtype for parameter in actor.parameters.values())
-    if settings.alias and same_dtype:
-        plan = plan.aliased()
-    job.say(_summary(plan.both, job.rank))
-    return plan
-
-
-def weights_to_share(job: Job, actor: MegatronRole, plan: FanOutPlan) -> dict[str, Tensor]:
-    """What the engine reads from the actor's own storage on this rank.
-
-    The actor must be complete: its optimizer, when built, moves the weights into buffers of its own.
-    """
-    return aliased_runs(plan.fetch, job.rank, actor.parameters)
-
-
-def build_weight_sync(job: Job, actor: MegatronRole, engine: VllmEngine, plan: FanOutPlan) -> WeightSync:
-    """Bind a plan to its two sides. Collectives: all ranks compare plans."""
-    sources, destinations, settings = actor.named_local_parameters(), engine.parameters(), job.config.weight_sync
-    executor = partial(
-        ReshardExecutor,
-        rank=job.rank,
-        destinations=destinations,
-        group=dist.group.WORLD,
-        budget_bytes=settings.budget_bytes,
-        transport=settings.transport,
-    )
-    executors = [executor(plan.fetch, sources=sources)]
-    if plan.forward.rounds:
-        executors.append(executor(plan.forward, sources=destinations))
-    for summary in filter(None, (each.transport_summary for each in executors)):
-        job.say(summary)
-    verify = partial(
-        verify_transfer,
-        logical_tensors(job.config.model),
-        role_weights(job, actor)(job.rank),
-        sources,
-        vllm_rules_layout(job.config.model, job.rollout_layout)(job.rank),
-        destinations,
-        job.host_group,
-    )
-    return WeightSync(executors, plan.both, engine, verify if settings.verify else None)
-
-
-def _summary(plan: ReshardPlan, rank: int) -> str:
-    cost = plan.cost(rank)
-    parts = ("aliased", cost.aliased_bytes), ("copied", cost.copied_bytes), ("received", cost.received_bytes)
-    listed = ", ".join(f"{size / 2**20:.1f} MiB {how}" for how, size in parts)
-    return "\n".join(filter(None, [f"weight sync, rank {rank}: {listed}", summarise_report(alias_report(plan, rank))]))
 
 
 def _model_folder(job: Job) -> Path:

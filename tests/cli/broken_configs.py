@@ -74,6 +74,12 @@ BROKEN = {
     "overlap_param_gather": BrokenConfig(
         (*GRPO, "actor.optim.overlap_param_gather=true"), "actor.optim.overlap_grad_reduce=true; set both"
     ),
+    "cpu_transport": BrokenConfig((*GRPO, "weight_sync.transport=nccl"), "weight_sync.transport=nccl needs GPUs; use auto"),
+    "fp8_on_cpu": BrokenConfig((*GRPO, "rollout.quantization=fp8_per_block"), "quantization=fp8_per_block needs a GPU"),
+    "fp8_blocks": BrokenConfig(
+        (*GRPO, "rollout.quantization=fp8_per_block", "rollout.tensor_parallel_size=2"),
+        "with rollout.tensor_parallel_size=2 a rank holds 64 rows of num_attention_heads * head_dim, no whole blocks of 128",
+    ),
     "mini_batch": BrokenConfig((*GRPO, "actor.ppo_mini_batch_size=12"), "nearest legal values: 8 or 16"),
     "critic_mini_batch": BrokenConfig((*PPO, "critic.ppo_mini_batch_size=5"), "nearest legal values: 4 or 8"),
     "micro_batch": BrokenConfig((*GRPO, "actor.use_dynamic_bsz=false"), "needs actor.ppo_micro_batch_size_per_gpu"),
