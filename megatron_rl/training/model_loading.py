@@ -99,7 +99,7 @@ def build_critic(job: Job, total_optimizer_steps: int) -> MegatronRole:
 def build_reference(job: Job) -> MegatronRole:
     """The frozen policy of the KL terms: ``ref.load_path``, or the weights the actor starts from."""
     config = job.config
-    return build_role(
+    reference = build_role(
         job,
         job.layout(config.ref.parallel or config.actor.parallel),
         None,
@@ -108,3 +108,6 @@ def build_reference(job: Job) -> MegatronRole:
         total_optimizer_steps=1,
         temperature=config.rollout.temperature,
     )
+    # It has no micro-batches of its own: whoever makes the actor's smaller to save memory means these as well.
+    reference.config = config.actor
+    return reference
