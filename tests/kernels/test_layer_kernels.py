@@ -44,14 +44,32 @@ def test_rmsnorm_matches_reference(rows: int, hidden: int, dtype: torch.dtype, d
     compare(lambda x, w: rmsnorm_triton(x, w, 1e-3), lambda x, w: rmsnorm_reference(x, w, 1e-3), leaves)
 
 
-@pytest.mark.parametrize("programs", [1, 4])
-def test_rmsnorm_gradient_invariant_to_programs(programs: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than programs: each program adds up several rows."""
+@pytest.mark.parametrize(("programs", "elements"), [(1, 32), (4, 32), (1, 64), (3, 4096)], ids=["1x1", "4x1", "1x2", "3x128"])
+def test_rmsnorm_gradient_invariant_to_tiles(
+    programs: int, elements: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 24 in tiles of one, two and all rows: a program adds up several tiles, the last of them not full."""
     import kernels.rmsnorm.triton as module
 
     monkeypatch.setattr(module, "BACKWARD_PROGRAMS", programs)
-    leaves = [draw(2, 5, 24, dtype=torch.float32, device=device), draw(24, dtype=torch.float32, device=device)]
+    monkeypatch.setattr(module, "ELEMENTS", elements)
+    leaves = [draw(11, 24, dtype=torch.float32, device=device), draw(24, dtype=torch.float32, device=device)]
     compare(lambda x, w: module.rmsnorm_triton(x, w, 1e-6), lambda x, w: rmsnorm_reference(x, w, 1e-6), leaves)
+
+
+@pytest.mark.parametrize("pairs", [4, 64])
+def test_rope_invariant_to_tiles(pairs: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven tokens of three heads in tiles of one and of sixteen heads: tokens begin in the middle of a tile."""
+    import kernels.rope.triton as module
+
+    monkeypatch.setattr(module, "PAIRS", pairs)
+    angles = draw(7, 4, dtype=torch.float32, device=device)
+    cos, sin = angles.cos(), angles.sin()
+    compare(
+        lambda x: module.rope_triton(x, cos, sin),
+        lambda x: rope_reference(x, cos.double(), sin.double()),
+        [draw(7, 3, 8, dtype=torch.float32, device=device)],
+    )
 
 
 @DTYPES
