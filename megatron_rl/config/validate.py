@@ -8,6 +8,7 @@ from megatron_rl.config.launcher_rules import launcher_problems
 from megatron_rl.config.layout_rules import layout_problems, unbuilt_problems
 from megatron_rl.config.logprob_reuse import reuse_problems
 from megatron_rl.config.method_rules import algorithm_problems, engine_problems, sampling_problems, schedule_problems
+from megatron_rl.config.profiler_rules import profiler_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import TASKS_WITH_ENGINE, Task, ranks_per_node
 
@@ -30,6 +31,7 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
         problems += algorithm_problems(config)
         problems += schedule_problems(config)
         problems += reuse_problems(config)
+        problems += profiler_problems(config, world)
     if task in TASKS_WITH_ENGINE:
         problems += sampling_problems(config)
     if task in TASKS_WITH_ENGINE and task != "plan":

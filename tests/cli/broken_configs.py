@@ -87,6 +87,9 @@ BROKEN = {
     "too_few_samples": BrokenConfig(
         (*GRPO, "data.train_batch_size=1", "rollout.n=2", "trainer.n_gpus_per_node=8"), "so some would have none"
     ),
+    "profiler_rank": BrokenConfig((*GRPO, "profiler=torch", "profiler.ranks=[0,9]"), "leave [9] out"),
+    "profiler_on_cpu": BrokenConfig((*GRPO, "profiler=nsys"), "profiler.tool=nsys watches GPUs"),
+    "profiler_step": BrokenConfig((*GRPO, "profiler=torch", "profiler.steps=[99]"), "choose steps up to 60"),
     "group_of_one": BrokenConfig((*GRPO, "rollout.n=1"), "a group of one has no other answer"),
     "no_critic": BrokenConfig((*PPO, "critic.enable=false"), "GAE needs values"),
     "critic_warmup": BrokenConfig((*GRPO, "critic.warmup_steps=3"), "without a critic"),
