@@ -116,6 +116,7 @@ def _engine(config: RunConfig, world_size: int, weight_bytes: int, *, on_gpu: bo
         prefix_caching=rollout.enable_prefix_caching,
         cuda_graphs=on_gpu and not rollout.enforce_eager,
         aliased=config.weight_sync.alias,
+        quantised=rollout.quantization is not None,
         sleeps=on_gpu and bool(rollout.free_cache_engine),
     )
     if rollout.kv_cache_gib is not None:

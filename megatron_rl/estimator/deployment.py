@@ -57,6 +57,8 @@ class EngineSetup:
     cuda_graphs: bool = True
     aliased: bool = True
     """Whether it reads the actor's weights in place where both store the same bytes."""
+    quantised: bool = False
+    """Whether it keeps linear weights in block-scaled FP8, which are its own in any case."""
     sleeps: bool = False
     """Whether its cache and its own weights leave the GPU between rollouts."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_rl.config.method_rules import FP8_BLOCK
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.deployment import Deployment, EngineSetup, Workload
 from megatron_rl.estimator.memory_part import MemoryPart, Phase
-from megatron_rl.estimator.parameters import engine_parameters
+from megatron_rl.estimator.parameters import engine_linear_parameters, engine_parameters, stage_range
 from megatron_rl.estimator.shared_weights import engine_own_parameters
 
 KV_BLOCK_TOKENS = 16
@@ -52,14 +53,25 @@ def engine_parts(deployment: Deployment, phase: Phase, stage: int, fixed_bytes: 
     if engine is None:
         return
     if not engine.sleeps or phase in ("rollout", "switch-over"):
-        actor = deployment.role("actor")
-        own = engine_parameters(model, engine.tensor)
-        if engine.aliased and actor is not None:
-            own = engine_own_parameters(model, actor.layout, engine.tensor, stage)
-        yield MemoryPart("engine", "weights", own * deployment.weight_bytes)
+        yield MemoryPart("engine", "weights", _weight_bytes(deployment, engine, stage))
     if not engine.sleeps or phase == "rollout":
         yield MemoryPart("engine", "KV cache", engine.kv_cache_bytes)
     if engine.cuda_graphs:
         yield MemoryPart("engine", "CUDA graphs and buffers", fixed_bytes)
     if phase == "rollout":
         yield MemoryPart("engine", "workspace", workspace_bytes(model, engine, deployment.weight_bytes))
+
+
+def _weight_bytes(deployment: Deployment, engine: EngineSetup, stage: int) -> int:
+    """Weights that are the engine's own; in FP8 a linear weight takes one byte, and each of its blocks four."""
+    model, actor, linear_shared = deployment.model, deployment.role("actor"), 0
+    own = engine_parameters(model, engine.tensor)
+    linear = engine_linear_parameters(model, engine.tensor)
+    if engine.aliased and actor is not None:
+        own = engine_own_parameters(model, actor.layout, engine.tensor, stage)
+        if actor.layout.tensor == engine.tensor:
+            linear_shared = linear * len(stage_range(model, actor.layout, stage)) // model.num_layers
+    if not engine.quantised:
+        return own * deployment.weight_bytes
+    plain = own - (linear - linear_shared)
+    return plain * deployment.weight_bytes + linear + 4 * linear // FP8_BLOCK**2

@@ -134,3 +134,11 @@ def engine_parameters(model: ModelConfig, tensor: int) -> int:
         count += model.num_layers * (held - held * model.num_key_value_heads // tensor)
     copies = 1 if model.tie_word_embeddings else 2
     return count + copies * engine_vocab_size(model) // tensor * model.hidden_size
+
+
+def engine_linear_parameters(model: ModelConfig, tensor: int) -> int:
+    """Weights of a dense model's linear layers on one engine rank, without biases: what FP8 quantisation covers."""
+    heads = model.num_attention_heads // tensor
+    groups = max(1, model.num_key_value_heads // tensor)
+    attention = (2 * heads + 2 * groups) * model.kv_channels
+    return model.num_layers * model.hidden_size * (attention + 3 * model.intermediate_size // tensor)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from megatron_rl.estimator.engine_memory import engine_parts
 from megatron_rl.estimator.parameters import engine_parameters
 from megatron_rl.estimator.shared_weights import engine_own_parameters
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
@@ -12,7 +15,7 @@ from megatron_rl.resharding.megatron_layout import megatron_layout
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
-from tests.estimator.shapes import small_model
+from tests.estimator.shapes import small_deployment, small_model
 
 LAYOUTS = [
     (ParallelLayout(), 1),
@@ -49,3 +52,16 @@ def test_engine_own_parameters_matches_reference(train: ParallelLayout, rollout:
             if train.coordinates(rank).pipeline == stage
         }
         assert max(own) == engine_own_parameters(model, train, rollout, stage)
+
+
+def test_quantised_engine_matches_hand_computed() -> None:
+    """Linear weights take a byte each and four for each block, aliased or not; the rest is shared or takes two bytes."""
+    deployment = small_deployment()
+    assert deployment.engine is not None
+    # Two layers of hidden 8: query and output 8 x 8, key and value 8 x 4, three matrices of 8 x 16.
+    linear = 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    in_fp8 = linear + 4 * linear // 128**2
+    for aliased, plain in ((True, 0), (False, 2 * (engine_parameters(deployment.model, 1) - linear))):
+        engine = replace(deployment.engine, quantised=True, aliased=aliased)
+        parts = engine_parts(replace(deployment, engine=engine), "rollout", 0, 0)
+        assert next(parts).size_bytes == plain + in_fp8
