@@ -72,7 +72,8 @@ def time_table(answer: CostEstimate) -> Table:
         text = "" if most is None else f"{most[1]} {most[2]} ({most[3]:.2f} s)"
         table.add_row(phase, f"{seconds:.2f}", f"{seconds / step_s:.0%}", text)
     table.add_section()
-    table.add_row("step", f"[bold]{step_s:.2f}[/bold]", "", f"weights: {answer.sync}")
+    spread = f" ± {answer.step_spread_s:.2g}" if answer.step_spread_s else ""
+    table.add_row("step", f"[bold]{step_s:.2f}[/bold]{spread}", "", f"weights: {answer.sync}")
     return table
 
 

@@ -17,7 +17,7 @@ class Comparison:
     """One phase of one record."""
 
     name: str
-    phase: PhaseName | Literal["peak"]
+    phase: PhaseName | Literal["peak", "card"]
     use: str
     quantity: Literal["s", "GiB"]
     measured: float
@@ -55,12 +55,14 @@ def _peaks(run: MeasuredRun, known: Coefficients) -> Iterator[Comparison]:
         return
     peaks = run.peak_bytes(known)
     predicted = {phase: peaks[MEMORY_PHASES[phase]] / GIB for phase in run.record.peak_memory_gib if phase in MEMORY_PHASES}
-    shown: list[tuple[PhaseName | Literal["peak"], float, float]] = [
+    shown: list[tuple[PhaseName | Literal["peak", "card"], float, float]] = [
         (phase, run.record.peak_memory_gib[phase], predicted[phase])
         for phase in ("rollout", "score_actor", "update_critic", "update_actor")
         if phase in predicted
     ]
     shown.append(("peak", max(run.record.peak_memory_gib.values()), max(predicted.values())))
+    if run.record.device_memory_gib is not None:
+        shown.append(("card", run.record.device_memory_gib, run.card_bytes(known) / GIB))
     for phase, measured, expected in shown:
         yield Comparison(
             name=run.record.name,

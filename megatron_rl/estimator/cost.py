@@ -12,6 +12,7 @@ UNITS = {
     "total_gpu_hours": "GPU hours",
     "cost": "USD",
     "step_seconds": "seconds",
+    "step_spread_s": "seconds",
     "memory_gib": "GiB",
     "price_per_hour": "USD per GPU hour",
 }
@@ -103,6 +104,8 @@ class CostEstimate:
     """Of the recommended strategy."""
     step_seconds: Mapping[str, float]
     """Of one step, by phase."""
+    step_spread_s: float
+    """Standard deviation of the whole step, if all coefficients were off by theirs, independently."""
     time_parts: tuple[tuple[str, str, str, float], ...]
     """Phase, role, component, seconds."""
     sync: str

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from pathlib import Path
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.calibration import fit
 from megatron_rl.estimator.catalogue import GIB
-from megatron_rl.estimator.coefficients import Coefficients
+from megatron_rl.estimator.coefficients import COEFFICIENT_NAMES, Coefficients
 from megatron_rl.estimator.cost import CostEstimate, PoolMemory, RankedStrategy, Rejected
 from megatron_rl.estimator.deployment import Workload
 from megatron_rl.estimator.explain import assumption_lines, calibration_lines, sync_line, verdict_line
@@ -187,11 +188,25 @@ def _answer(
         rejected=tuple(rejected),
         memory_gib=tuple(_pool_memory(strategy) for strategy in best.strategies),
         step_seconds=best.phases,
+        step_spread_s=_step_spread_s(searches, best),
         time_parts=tuple((t.phase, t.role, t.component, t.seconds) for s in best.strategies for t in s.times),
         sync=sync_line(best.strategies[0]),
         assumptions=assumption_lines(config, workload, prices, pools),
         calibration=calibration_lines(pools, coefficients),
     )
+
+
+def _step_spread_s(searches: list[Search], best: Plan) -> float:
+    """Each coefficient moved by its spread, one after the other; the changes of the step add up as independent errors do."""
+    squares = 0.0
+    for number, (search, strategy) in enumerate(zip(searches, best.strategies, strict=True)):
+        for name in COEFFICIENT_NAMES:
+            one = search.coefficients.get(name)
+            moved = search.coefficients.updated({name: replace(one, value=one.value + one.spread)}, search.coefficients.gpu)
+            times = replace(search, coefficients=moved).times(strategy.deployment, plan=True)
+            varied = [replace(s, times=times) if i == number else s for i, s in enumerate(best.strategies)]
+            squares += (Plan(tuple(varied)).step_s - best.step_s) ** 2
+    return sqrt(squares)
 
 
 def _pool_memory(strategy: Strategy) -> PoolMemory:

@@ -13,7 +13,7 @@ from megatron_rl.estimator.configured import deployment_of
 from megatron_rl.estimator.deployment import Deployment, Workload
 from megatron_rl.estimator.measurements import Measurement, PhaseName
 from megatron_rl.estimator.memory import phase_memory
-from megatron_rl.estimator.memory_part import Phase
+from megatron_rl.estimator.memory_part import Phase, PhaseMemory
 from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.estimator.step_time import PhaseCost, num_micro_batches, step_costs
 from megatron_rl.estimator.sync_bytes import planned_sync
@@ -71,10 +71,18 @@ class MeasuredRun:
 
     def peak_bytes(self, known: Coefficients) -> dict[Phase, int]:
         """Predicted peaks of torch's allocator: without what lies outside of it."""
+        phases = self._phase_memory(known)
+        return {p.phase: sum(part.size_bytes for part in p.parts if part.role != "process") for p in phases}
+
+    def card_bytes(self, known: Coefficients) -> float:
+        """Predicted peak of the card: all parts, and what the allocator holds beyond them."""
+        fullest = max(phase.total_bytes for phase in self._phase_memory(known))
+        return fullest + known.headroom_frac.value * self.gpu.memory_bytes
+
+    def _phase_memory(self, known: Coefficients) -> tuple[PhaseMemory, ...]:
         deployment, workload = self.deployment, self.workload
         count = num_micro_batches(deployment.roles[0], workload, workload.actor_optimizer_steps, workload.actor_passes)
-        phases = phase_memory(deployment, process_memory(known), num_micro_batches=count)
-        return {p.phase: sum(part.size_bytes for part in p.parts if part.role != "process") for p in phases}
+        return phase_memory(deployment, process_memory(known), num_micro_batches=count)
 
 
 def measured_runs(records: Sequence[Measurement]) -> list[MeasuredRun]:

@@ -108,6 +108,12 @@ def test_estimate_counts_cards_by_role() -> None:
     assert [(pool.gpu, pool.num_gpus) for pool in found.memory_gib] == [("H200-141GB", 4), ("H100-80GB", 2)]
 
 
+def test_estimate_says_how_certain_its_seconds_are() -> None:
+    for gpu in ("H200", "H100"):
+        answer = estimate_cost("1.5B", gpu, 1, 32, algorithm="grpo")
+        assert 0 < answer.step_spread_s < 0.6 * sum(answer.step_seconds.values())
+
+
 def test_estimate_marks_placeholder_prices() -> None:
     found = estimate_cost("1.5B", "H200", 1, 32)
     assert found.price_is_assumed and any("placeholder prices" in line for line in found.assumptions)
