@@ -10,7 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Bench, Row, Work
+from benchmarks.harness import Bench, Work
+from benchmarks.head_peers import LIGER, MEGATRON, UNFUSED
 from kernels.linear_logprob.loss import differentiated, linear_token_loss_triton
 from kernels.linear_logprob.recompute import linear_logprob_triton
 from kernels.linear_logprob.tiles import Tiling
@@ -69,13 +70,13 @@ def bench_head(bench: Bench, size: HeadSize) -> None:
     inputs = HeadInputs.draw(size, bench.device)
     _bench_products(bench, size, inputs)
     work = Work("matmul", 3 * size.flops)
-    for name, step in _variants(bench, inputs).items():
+    for name, step in _variants(bench, size.case, inputs).items():
         bench.measure(size.case, name, step, work, prepare=inputs.clear)
     with torch.no_grad():
         scored = partial(recompute_loss, inputs, None, False)
         bench.measure(size.case.replace("fwd+bwd", "fwd"), "linear_logprob", scored, Work("matmul", size.flops))
         unfused = partial(_unfused_logprobs, inputs)
-        bench.measure(size.case.replace("fwd+bwd", "fwd"), "torch, f32 logits", unfused, Work("matmul", size.flops))
+        bench.measure(size.case.replace("fwd+bwd", "fwd"), UNFUSED, unfused, Work("matmul", size.flops))
 
 
 def _bench_products(bench: Bench, size: HeadSize, inputs: HeadInputs) -> None:
@@ -113,15 +114,9 @@ def sweep_head(bench: Bench, size: HeadSize) -> None:
         )
 
 
-def best(rows: list[Row], prefix: str) -> Row | None:
-    """Fastest measured variant whose name starts with ``prefix``."""
-    timed = [row for row in rows if row.ms is not None and row.variant.startswith(prefix)]
-    return min(timed, key=lambda row: row.ms or 0.0, default=None)
-
-
-def _variants(bench: Bench, inputs: HeadInputs) -> dict[str, Callable[[], object]]:
+def _variants(bench: Bench, case: str, inputs: HeadInputs) -> dict[str, Callable[[], object]]:
     variants: dict[str, Callable[[], object]] = {
-        "torch, f32 logits": lambda: (_unfused_logprobs(inputs) * inputs.factors).sum().backward(),
+        UNFUSED: lambda: (_unfused_logprobs(inputs) * inputs.factors).sum().backward(),
         "linear_token_loss": partial(token_loss_step, inputs, None, False),
         "linear_token_loss + entropy": partial(token_loss_step, inputs, None, True),
         "half linear_token_loss": partial(token_loss_step, inputs, None, False, half_logits=True),
@@ -129,11 +124,11 @@ def _variants(bench: Bench, inputs: HeadInputs) -> dict[str, Callable[[], object
         "linear_logprob + entropy": lambda: recompute_loss(inputs, None, True).backward(),
         "vocab_logprob, chunked torch": lambda: _chunked(inputs).backward(),
     }
-    for name, make in (("liger-kernel", _liger), ("Megatron-Core fused cross-entropy", _megatron)):
+    for name, make in ((LIGER, _liger), (MEGATRON, _megatron)):
         try:
             variants[name] = make(inputs)
         except Exception as error:
-            bench.skip("head fwd+bwd", name, f"not available: {type(error).__name__}: {str(error)[:100]}")
+            bench.skip(case, name, f"not available: {type(error).__name__}: {str(error)[:100]}")
     return variants
 
 

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 # This file's folder would answer ``import kernels`` with this file.
@@ -21,7 +22,8 @@ import torch  # noqa: E402
 
 from benchmarks.ceilings import measure_ceilings  # noqa: E402
 from benchmarks.harness import Bench, OutOfTimeError, stopped_after, table, write_json  # noqa: E402
-from benchmarks.head_cases import HeadInputs, HeadSize, bench_head, best, recompute_loss, sweep_head, token_loss_step  # noqa: E402
+from benchmarks.head_cases import HeadInputs, HeadSize, bench_head, recompute_loss, sweep_head, token_loss_step  # noqa: E402
+from benchmarks.head_peers import compare_heads, comparison_table  # noqa: E402
 from benchmarks.kernel_checks import Check, run_checks  # noqa: E402
 from benchmarks.layer_cases import LayerSize, bench_layer, bench_moves, bench_repack, bench_rl  # noqa: E402
 
@@ -122,28 +124,15 @@ def _report(bench: Bench, checks: list[Check], out: Path, seconds: float, finish
         "failed": {check.name: check.error for check in failed},
         "ceilings": bench.ceilings,
     }
-    if not failed:
-        summary["head"] = {size.hidden: _against_peers(bench, size) for size in HEADS}
+    # No ratio is worth anything where a result is wrong.
+    comparisons = [] if failed else [one for size in HEADS for one in compare_heads(bench.rows, size.case)]
     errors = {check.name: check.error for check in checks}
-    write_json(out / "kernels.json", bench.rows, {**summary, "errors": errors})
-    (out / "kernels.md").write_text(table(bench.rows) + "\n")
-    print(table(bench.rows))
+    write_json(out / "kernels.json", bench.rows, {**summary, "errors": errors, "head": [asdict(one) for one in comparisons]})
+    text = f"{comparison_table(comparisons)}\n\n{table(bench.rows)}\n"
+    (out / "kernels.md").write_text(text)
+    print(text)
     print(json.dumps(summary))
     return 1 if failed or not checks else 0
-
-
-def _against_peers(bench: Bench, size: HeadSize) -> dict[str, float]:
-    """Speed-up over liger-kernel, and memory of the unfused path over ours, for the fastest tiling of each op."""
-    rows = [row for row in bench.rows if row.case == size.case]
-    peer, unfused = best(rows, "liger-kernel"), best(rows, "torch, f32 logits")
-    found: dict[str, float] = {}
-    for op in ("linear_token_loss", "half linear_token_loss", "linear_logprob"):
-        mine = best(rows, op)
-        if mine and mine.ms and peer and peer.ms:
-            found[f"{op} speedup over liger"] = round(peer.ms / mine.ms, 3)
-        if mine and mine.peak_gib and unfused and unfused.peak_gib:
-            found[f"{op} memory saved"] = round(unfused.peak_gib / mine.peak_gib, 1)
-    return found
 
 
 if __name__ == "__main__":
