@@ -137,19 +137,21 @@ def fit_all(runs: Sequence[MeasuredRun]) -> dict[str, Coefficients]:
     return {name: fit(runs, gpu) for name, gpu in cards.items()}
 
 
-def taken_in(stored: Sequence[Measurement], new: Sequence[Measurement], held_out: Sequence[str]) -> tuple[Measurement, ...]:
+def taken_in(
+    stored: Sequence[Measurement], new: Sequence[Measurement], *, held_out: Sequence[str] = (), context: Sequence[str] = ()
+) -> tuple[Measurement, ...]:
     """Stored records with the new ones, which replace those of the same name.
 
-    Those whose name contains a word of ``held_out`` are held out, the others keep their use.
+    Of the new ones, those whose name contains a word of ``context`` or ``held_out`` are used so; the others as they say.
     """
-    named = {record.name: record for record in (*stored, *new)}
-    return tuple(_used(record, held_out) for record in named.values())
 
+    def used(record: Measurement) -> Measurement:
+        for use, words in (("context", context), ("held_out", held_out)):
+            if any(word in record.name for word in words):
+                return record.model_copy(update={"use": use})
+        return record
 
-def _used(record: Measurement, held_out: Sequence[str]) -> Measurement:
-    if any(word in record.name for word in held_out):
-        return record.model_copy(update={"use": "held_out"})
-    return record
+    return tuple({record.name: record for record in (*stored, *map(used, new))}.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,13 +161,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="measurement files: of benchmarks.step --store, or of a probe")
     parser.add_argument("--held-out", nargs="*", default=[], help="parts of names: these records are compared, not fitted")
+    parser.add_argument("--context", nargs="*", default=[], help="likewise: shown beside the prediction, of unusual runs")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     parser.add_argument("--page", type=Path, default=_PAGE, help="document whose tables are renewed")
     arguments = parser.parse_args(argv)
     try:
         stored = read_records(_DATA / MEASUREMENTS_FILE)
         new = [record for path in arguments.files for record in read_records(path)]
-        records = taken_in(stored, new, arguments.held_out)
+        records = taken_in(stored, new, held_out=arguments.held_out, context=arguments.context)
         runs = measured_runs(records)
         fitted = fit_all(runs)
     except ConfigError as failure:

@@ -15,7 +15,13 @@ from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.measurements import Measurement, Setting
 
 _SECTIONS = ("actor", "critic", "ref", "rollout", "weight_sync", "algorithm")
-_KEYS = ("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "trainer.dtype")
+_KEYS = (
+    "model.transformer_impl",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "trainer.dtype",
+)
 """Of other sections; the rest of them changes neither memory nor the seconds of a phase."""
 _PLACES = ("load_path",)
 """Last parts of keys that say where files lie."""

@@ -24,7 +24,7 @@ PHASES: Mapping[PhaseName, tuple[str, ...]] = {
     "update_critic": ("update_critic",),
     "update_actor": ("update_actor",),
     "sync": ("update_weights",),
-    "other": ("reward", "adv", "check_replicas", "other"),
+    "other": ("reward", "adv", "switch", "check_replicas", "other"),
 }
 """The estimator's phases -> the timers' that they are made of."""
 
@@ -53,7 +53,7 @@ class MeasuredMemory:
         )
 
 
-_NOT_SHAPE = {"name", "path", "tokenizer_path", "chat_template"}
+_NOT_SHAPE = {"name", "path", "tokenizer_path", "chat_template", "transformer_impl"}
 
 
 def measurement_of(
