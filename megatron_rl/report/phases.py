@@ -22,6 +22,7 @@ PIPELINE_ORDER = (
     "update_critic",
     "update_actor",
     "update_weights",
+    "switch",
     "save_checkpoint",
     "other",
 )
