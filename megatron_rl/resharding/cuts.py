@@ -5,12 +5,12 @@ Shapes: ``rows`` are indices of dim 0; a matrix has ``width`` columns, a bias is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.resharding.spec import Fragment, LogicalTensor
-from megatron_rl.weights.names import Cut, Rule
+from megatron_rl.weights.names import Cut, Rule, has_experts, renumbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,30 @@ def cut_rule(
         case Cut.ACTOR_HEADS:
             divides = model.num_key_value_heads % place.size == 0
             yield from (_stacked_heads if divides else _grouped_heads)(parts, rule.local, model, place)
+
+
+class LayerFragments:
+    """Fragments of decoder layers: worked out for the first layer of each kind, renumbered for those that are alike."""
+
+    def __init__(self, model: ModelConfig, of_layer: Callable[[int], Iterable[Fragment]]) -> None:
+        """``of_layer``: what is stored of a layer (global index); must depend on its number in names only."""
+        self._model, self._of_layer = model, of_layer
+        self._first: dict[bool, tuple[int, tuple[Fragment, ...]]] = {}
+
+    def __call__(self, layer: int) -> tuple[Fragment, ...]:
+        """Fragments of one layer."""
+        kind = has_experts(self._model, layer)
+        if kind not in self._first:
+            self._first[kind] = (layer, tuple(self._of_layer(layer)))
+        first, fragments = self._first[kind]
+        if layer == first:
+            return fragments
+        return tuple(
+            Fragment(
+                renumbered(f.tensor, first, layer), f.start, f.stop, renumbered(f.buffer, first, layer), f.offset, f.strides
+            )
+            for f in fragments
+        )
 
 
 def _rows(tensor: LogicalTensor, first: int, last: int, buffer: str, at_row: int) -> Fragment:

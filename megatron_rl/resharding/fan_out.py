@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_rl.resharding.aliasing import with_aliases
+from megatron_rl.resharding.collector import collector_paused
+from megatron_rl.resharding.matching import Recipe
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import RankCost, ReshardPlan, Transfer
 from megatron_rl.resharding.planner import plan_recipes, plan_reshard, rank_costs
-from megatron_rl.resharding.recipes import RankClass, Recipe, match_layouts
+from megatron_rl.resharding.recipes import RankClass, match_layouts
 from megatron_rl.resharding.rounds import cut_messages, schedule_rounds, slot_elements
 from megatron_rl.resharding.spec import LayoutFn, LogicalTensor
 
@@ -83,6 +85,7 @@ def plan_transfer(
     return FanOutPlan(plan, _forward_plan((), plan.ranks, itemsize, slot_elements(budget_bytes, itemsize)))
 
 
+@collector_paused()
 def plan_fan_out(
     tensors: Sequence[LogicalTensor],
     source: LayoutFn,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.parallel.rank_order import RankOrder
-from megatron_rl.resharding.cuts import Slice, cut_rule
-from megatron_rl.resharding.spec import LayoutFn, RankFragments
+from megatron_rl.resharding.cuts import LayerFragments, Slice, cut_rule
+from megatron_rl.resharding.spec import Fragment, LayoutFn, RankFragments
 from megatron_rl.weights.names import (
     MEGATRON_EMBEDDING,
     MEGATRON_FINAL_NORM,
@@ -72,11 +72,19 @@ def megatron_layouts(
     @cache
     def of_place(tensor: int, stage: int, expert: int, expert_tensor: int) -> RankFragments:
         place, inner_place = Slice(tensor, layout.tensor), Slice(expert_tensor, layout.etp)
-        rules = _stage_rules(model, layout, stage, value_head)
-        experts = _stage_expert_rules(model, layout, stage, Slice(expert, layout.expert))
+        expert_place = Slice(expert, layout.expert)
+
+        def cut(rules: Iterable[Rule], place: Slice, padded_vocab: int = 0) -> Iterator[Fragment]:
+            return (f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab))
+
+        dense = LayerFragments(model, lambda layer: cut(megatron_layer_rules(model, layer), place))
+        experts = LayerFragments(model, lambda layer: cut(_expert_rules(model, layer, expert_place), inner_place))
+        layers = [layer for chunk in stage_layers(model.num_layers, layout, stage) for layer in chunk]
         return (
-            *(f for rule in rules for f in cut_rule(rule, shapes, model, place, padded_vocab)),
-            *(f for rule in experts for f in cut_rule(rule, shapes, model, inner_place, 0)),
+            *cut((MEGATRON_EMBEDDING,) if stage == 0 else (), place, padded_vocab),
+            *(f for layer in layers for f in dense(layer)),
+            *cut(_end_rules(model, layout, stage, value_head), place, padded_vocab),
+            *(f for layer in layers for f in experts(layer)),
         )
 
     def in_order(order: RankOrder | None) -> LayoutFn:
@@ -135,33 +143,22 @@ def megatron_tensor_degrees(model: ModelConfig, largest: int) -> list[int]:
     return [t for t in range(1, largest + 1) if all(n % t == 0 for n in extents) and (groups % t == 0 or t % groups == 0)]
 
 
-def _stage_rules(model: ModelConfig, layout: ParallelLayout, stage: int, value_head: bool) -> tuple[Rule, ...]:
-    rules: list[Rule] = []
-    last = stage == layout.pipeline - 1
-    if stage == 0:
-        rules.append(MEGATRON_EMBEDDING)
-    for chunk in stage_layers(model.num_layers, layout, stage):
-        for layer in chunk:
-            rules += megatron_layer_rules(model, layer)
-    if last:
-        rules.append(MEGATRON_FINAL_NORM)
-    if last and not value_head:
-        rules += _output_rules(model, layout)
-    return tuple(rules)
-
-
-def _stage_expert_rules(model: ModelConfig, layout: ParallelLayout, stage: int, place: Slice) -> Iterator[Rule]:
-    """Routed experts of one expert-parallel rank: consecutive ones in each layer of the stage."""
+def _expert_rules(model: ModelConfig, layer: int, place: Slice) -> Iterator[Rule]:
+    """Routed experts of one expert-parallel rank: consecutive ones."""
     if model.moe is None:
         return
-    first, last = place.of(model.moe.num_experts)
-    for chunk in stage_layers(model.num_layers, layout, stage):
-        for layer in chunk:
-            for slot, expert in enumerate(range(first, last)):
-                yield from megatron_expert_rules(model, layer, expert, slot)
+    for slot, expert in enumerate(range(*place.of(model.moe.num_experts))):
+        yield from megatron_expert_rules(model, layer, expert, slot)
 
 
-def _output_rules(model: ModelConfig, layout: ParallelLayout) -> tuple[Rule, ...]:
+def _end_rules(model: ModelConfig, layout: ParallelLayout, stage: int, value_head: bool) -> Iterator[Rule]:
+    """What follows the layers on the last stage."""
+    if stage != layout.pipeline - 1:
+        return
+    yield MEGATRON_FINAL_NORM
+    if value_head:
+        return
     if not model.tie_word_embeddings:
-        return (MEGATRON_OUTPUT,)
-    return (MEGATRON_TIED_OUTPUT,) if layout.pipeline > 1 else ()
+        yield MEGATRON_OUTPUT
+    elif layout.pipeline > 1:
+        yield MEGATRON_TIED_OUTPUT

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
 
 from megatron_rl.resharding.boxes import Box
 from megatron_rl.resharding.spec import Fragment
@@ -28,10 +30,11 @@ class Piece:
     @property
     def num_elements(self) -> int:
         """Elements moved."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return prod(self.shape)
+
+
+in_order = attrgetter("source", "source_offset", "destination", "destination_offset")
+"""Sort key of the order in which pieces are merged and travel."""
 
 
 def make_piece(box: Box, source: Fragment, destination: Fragment) -> Piece:
@@ -51,7 +54,7 @@ def make_piece(box: Box, source: Fragment, destination: Fragment) -> Piece:
 def merge_adjacent(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Join pieces that follow each other, along any dim, in both buffers; order: source buffer, then offset."""
     merged: list[Piece] = []
-    for piece in sorted(pieces, key=lambda p: (p.source, p.source_offset, p.destination, p.destination_offset)):
+    for piece in sorted(pieces, key=in_order):
         joined = _join(merged[-1], piece) if merged else None
         if joined is None:
             merged.append(piece)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
 
 from megatron_rl.resharding.pieces import Piece
 
@@ -132,7 +132,7 @@ class ReshardPlan:
 
         def of_pieces(pieces: tuple[Piece, ...]) -> bytes:
             if id(pieces) not in seen:
-                seen[id(pieces)] = hashlib.sha256(repr([_fields(p) for p in pieces]).encode()).digest()
+                seen[id(pieces)] = hashlib.sha256(repr(list(map(_fields, pieces))).encode()).digest()
             return seen[id(pieces)]
 
         for rank in sorted(self.copies):
@@ -162,8 +162,7 @@ class ReshardPlan:
         return json.dumps({**plan, "hash": self.hash}, indent=1)
 
 
-def _fields(piece: Piece) -> tuple[Any, ...]:
-    return tuple(getattr(piece, name) for name in piece.__slots__)
+_fields = attrgetter(*Piece.__slots__)
 
 
 def _listed(pieces: tuple[Piece, ...]) -> list[str]:

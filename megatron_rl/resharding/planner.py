@@ -1,21 +1,24 @@
 """Plans a transfer between any two layouts: pure Python on boxes, no torch, no process group.
 
-Boxes are intersected once per pair of rank classes (``recipes``), so the work grows with the number of distinct
-transfers, not with the number of ranks squared. Every rank takes what it holds itself first; the rest comes from a rank
-of its node if one has it, and of those from the least loaded.
+Boxes are intersected once per pair of rank classes and kind of tensor (``recipes``), so the work grows with the number of
+distinct transfers, not with the number of ranks squared. Every rank takes what it holds itself first; the rest comes from a
+rank of its node if one has it, and of those from the least loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from megatron_rl.resharding.collector import collector_paused
+from megatron_rl.resharding.matching import Recipe
 from megatron_rl.resharding.plan import RankCost, ReshardPlan
-from megatron_rl.resharding.recipes import RankClass, Recipe, match_layouts
+from megatron_rl.resharding.recipes import RankClass, match_layouts
 from megatron_rl.resharding.rounds import NUM_SLOTS, Schedule, schedule_rounds, slot_elements
 from megatron_rl.resharding.senders import assign_senders
 from megatron_rl.resharding.spec import LayoutFn, LogicalTensor
 
 
+@collector_paused()
 def plan_reshard(
     tensors: Sequence[LogicalTensor],
     source: LayoutFn,

@@ -29,14 +29,16 @@ def cut_messages(pieces: Iterable[Piece], max_elements: int) -> tuple[Message, .
     waiting = list(pieces)[::-1]
     while waiting:
         piece = waiting.pop()
-        if held and room < piece.num_elements // piece.shape[0]:
+        elements = piece.num_elements
+        if held and room < elements // piece.shape[0]:
             messages.append(Message(tuple(held), max_elements - room))
             held, room = [], max_elements
-        if piece.num_elements > room:
+        if elements > room:
             piece, *rest = split_head(piece, room)
             waiting += reversed(rest)
+            elements = piece.num_elements
         held.append(piece)
-        room -= piece.num_elements
+        room -= elements
     if held:
         messages.append(Message(tuple(held), max_elements - room))
     return tuple(messages)

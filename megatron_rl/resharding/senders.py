@@ -6,9 +6,10 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
+from megatron_rl.resharding.matching import Recipe
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import Message, Transfer
-from megatron_rl.resharding.recipes import RankClass, Recipe
+from megatron_rl.resharding.recipes import RankClass
 from megatron_rl.resharding.rounds import cut_messages
 
 _Pool = tuple[int, int | None]

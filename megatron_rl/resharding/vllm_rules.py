@@ -8,7 +8,7 @@ from functools import cache
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import RolloutLayout
-from megatron_rl.resharding.cuts import Slice, cut_rule
+from megatron_rl.resharding.cuts import LayerFragments, Slice, cut_rule
 from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor, RankFragments
 from megatron_rl.weights.names import logical_tensors, vllm_end_rules, vllm_expert_rules, vllm_layer_rules
 
@@ -68,10 +68,15 @@ def _fragments(
     expert_place: Slice,
 ) -> Iterator[Fragment]:
     padded_vocab = vllm_padded_vocab_size(model.vocab_size)
-    for layer in engine_stage_layers(model.num_layers, stages)[stage]:
+
+    def of_layer(layer: int) -> Iterator[Fragment]:
         for rule in vllm_layer_rules(model, layer):
             yield from cut_rule(rule, shapes, model, place, padded_vocab)
         yield from _stacked_experts(model, shapes, layer, place, expert_place)
+
+    fragments_of = LayerFragments(model, of_layer)
+    for layer in engine_stage_layers(model.num_layers, stages)[stage]:
+        yield from fragments_of(layer)
     for rule in vllm_end_rules(model, first=stage == 0, last=stage == stages - 1):
         yield from cut_rule(rule, shapes, model, place, padded_vocab)
 

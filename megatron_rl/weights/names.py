@@ -182,6 +182,11 @@ def has_experts(model: ModelConfig, layer: int) -> bool:
     return model.moe is not None and layer >= model.moe.num_dense_layers
 
 
+def renumbered(name: str, layer: int, other: int) -> str:
+    """The name of a tensor or parameter of one layer in another layer, under any of the three naming schemes."""
+    return name.replace(f".layers.{layer}.", f".layers.{other}.", 1)
+
+
 def is_routed_expert(name: str) -> bool:
     """Whether a checkpoint tensor belongs to one routed expert."""
     return ".mlp.experts." in name

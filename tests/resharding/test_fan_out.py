@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -98,7 +99,9 @@ def _fetch_then_forward() -> tuple[dict[str, int], int, int]:
     expected = allocate_buffers(wanted, torch.float32, 0.0)
     scatter_logical(wanted, tensors, expected)
     wrong = {name: int((engine[name] != expected[name]).sum()) for name in engine}
-    planned = [t for part in (plan.fetch, plan.forward) for transfers in part.rounds for t in transfers if t.source_rank == rank]
+    planned = [
+        t for part in (plan.fetch, plan.forward) for transfers in part.rounds for t in transfers if t.source_rank == rank
+    ]
     away = sum(t.message.num_elements * 4 for t in planned if t.destination_rank // 2 != rank // 2)
     return wrong, crossed[0], away
 
@@ -125,3 +128,16 @@ def test_plan_fan_out_invariant_to_replica_count_of_shares() -> None:
     fetched = [fanned.fetch.cost(rank).received_bytes for rank in (3, 4, 5)]
     assert sum(fetched) == fanned.cost(3).bound_bytes
     assert max(fetched) <= 1.1 * sum(fetched) / 3
+
+
+def test_plan_fan_out_joins_ranks_that_hold_different_parts() -> None:
+    """TP2 x PP2 x DP2 -> 8 engines on two nodes: the four of a node lack the same of the other stage, whatever they hold."""
+    model = tiny_model("llama", groups=4, tied=False, vocab=256)
+    train, rollout = ParallelLayout(tensor=2, pipeline=2, data=2), RolloutLayout(data=8)
+    fanned = _plan(model, train, rollout, 4)
+    stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, 2))
+    away = [
+        4 * sum(prod(t.shape) for t in logical_tensors(model) if t.name not in {f.tensor for f in stored(rank)})
+        for rank in (0, 4)
+    ]
+    assert _node_ingress(fanned.fetch, 4) == dict(enumerate(away))
