@@ -4,6 +4,7 @@ BIN := .venv/bin
 ALGO ?= grpo
 SEED ?= 0
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 # Pure packages: no torch, or torch functions without state. They are type-checked strictly.
 PURE := megatron_rl/config megatron_rl/types megatron_rl/parallel/layout.py megatron_rl/algorithms \
@@ -11,10 +12,10 @@ PURE := megatron_rl/config megatron_rl/types megatron_rl/parallel/layout.py mega
 SOURCES := megatron_rl hydra_conf kernels launchers tests setup.py $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format render demo clean
+.PHONY: help setup test lint format render demo bench-gpu bench-cpu clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: ## Make .venv with Python 3.12 and the pinned requirements (returns at once when up to date)
 	@bash requirements/bootstrap.sh
@@ -37,6 +38,12 @@ render: setup ## Rewrite hydra_conf's base files, docs/configuration.md and slur
 
 demo: setup ## Watch a tiny model learn on CPU; ALGO=grpo or ppo, SEED=0
 	@$(BIN)/megatron-rl demo algo=$(ALGO) seed=$(SEED)
+
+bench-gpu: setup ## Measure kernels, layers, reshard, rollout and step on this machine's GPUs; BENCH_ARGS="--only step"
+	@$(BIN)/python -m benchmarks.suite gpu $(BENCH_ARGS)
+
+bench-cpu: setup ## The same for what a machine without a GPU can measure
+	@$(BIN)/python -m benchmarks.suite cpu $(BENCH_ARGS)
 
 clean: ## Remove caches and build leftovers; .venv and outputs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -194,6 +194,15 @@ def last_json(command: list[str]) -> dict[str, Any]:
     return found
 
 
+def commit() -> str:
+    """Of this checkout; ``unknown`` outside of one."""
+    command = ["git", "-C", str(Path(__file__).resolve().parents[1]), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 @contextmanager
 def stopped_after(seconds: int) -> Iterator[None]:
     """Raise OutOfTimeError in the main thread after ``seconds``, even inside a long call."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -11,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.bare_rollout import BareRollout
+from benchmarks.harness import commit
 from benchmarks.step_figures import Ceilings, PhaseFigures, Spread, other_share, phase_figures
 from benchmarks.step_profile import PhaseProfile, read_profiles
 from benchmarks.step_run import Measured
@@ -31,7 +31,8 @@ class StepReport:
     device: str
     num_devices: int
     versions: Mapping[str, str]
-    overrides: tuple[str, ...]
+    settings: tuple[str, ...]
+    """Overrides, the work left out."""
     samples: int
     prompt_tokens: int
     response_law: str
@@ -67,12 +68,12 @@ class StepReport:
         return cls(
             name=measured.variant.name,
             command=command,
-            commit=_commit(),
+            commit=commit(),
             date=date.today().isoformat(),
             device=measured.device,
             num_devices=measured.num_ranks,
             versions={name: found for name in ("torch", "vllm", "megatron-core") if (found := _version(name))},
-            overrides=(*measured.variant.overrides, *measured.variant.compared),
+            settings=measured.variant.settings,
             samples=measured.workload.prompts * measured.workload.samples,
             prompt_tokens=measured.workload.prompt_tokens,
             response_law=measured.workload.law,
@@ -109,7 +110,7 @@ class StepReport:
         if self.bare is not None and self.rollout_vs_bare is not None:
             rates = ", ".join(f"{t / s:,.0f}" for t, s in zip(self.bare.tokens, self.bare.seconds, strict=True))
             lines += ["", f"vLLM alone, same requests: {rates} tokens/s; the rollout reaches {self.rollout_vs_bare:.1%} of it."]
-        settings = f" Settings: `{' '.join(self.overrides)}`." if self.overrides else ""
+        settings = f" Settings: `{' '.join(self.settings)}`." if self.settings else ""
         lines += ["", f"Commit {self.commit}, {self.date}. `{self.command}`{settings}"]
         for profile in self.profiles:
             lines += ["", profile.markdown()]
@@ -194,13 +195,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except ImportError:
         return None
-
-
-def _commit() -> str:
-    """Of this checkout; ``unknown`` outside of one."""
-    root = Path(__file__).resolve().parents[1]
-    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
