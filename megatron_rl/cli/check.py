@@ -91,5 +91,6 @@ def _memory_problems(config: RunConfig, memory: tuple[PhaseMemory, ...], on_gpu:
     return [
         f"launcher.gpu_memory_gib={card_gib:g}: in phase {worst.phase} one rank needs about {worst.total_bytes / GIB:.1f} GiB, "
         f"most of it {largest.role} {largest.kind} ({largest.size_bytes / GIB:.1f} GiB); raise parallel.tensor or pipeline, "
-        "lower ppo_max_token_len_per_gpu or rollout.gpu_memory_utilization, or set recompute.granularity=full"
+        "lower ppo_max_token_len_per_gpu or rollout.gpu_memory_utilization, set recompute.granularity=full, or let state leave "
+        "the card while it is not in use (grad_offload, optimizer_offload, param_offload)"
     ]
