@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
+
+from megatron_rl.training.optimizer_leaves import leaf_optimizers
 
 
 def join_master(weights: Tensor, remainders: Tensor) -> Tensor:
@@ -31,15 +33,6 @@ def split_master(masters: Tensor) -> tuple[Tensor, Tensor]:
     remainders = (bits & 0xFFFF).to(torch.int16)
     upper = (bits >> 16) + (remainders < 0).to(torch.int32)
     return upper.to(torch.int16).view(torch.bfloat16), remainders
-
-
-def distributed_leaves(optimizer: MegatronOptimizer) -> Iterator[DistributedOptimizer]:
-    """The distributed optimizers inside a (chained) one."""
-    if isinstance(optimizer, ChainedOptimizer):
-        for inner in optimizer.chained_optimizers:
-            yield from distributed_leaves(inner)
-    elif isinstance(optimizer, DistributedOptimizer):
-        yield optimizer
 
 
 def forget_remainders(optimizer: MegatronOptimizer) -> None:
@@ -66,7 +59,7 @@ def whole_master_weights(optimizer: MegatronOptimizer) -> Iterator[None]:
 
 def prime_fused_adam(optimizer: MegatronOptimizer) -> None:
     """Give Transformer Engine's Adam its state before the first step, as a checkpoint of an untrained role needs it."""
-    for leaf in distributed_leaves(optimizer):
+    for leaf in leaf_optimizers(optimizer):
         adam = leaf.optimizer
         if hasattr(adam, "initialize_state"):
             for group in adam.param_groups:
@@ -76,7 +69,7 @@ def prime_fused_adam(optimizer: MegatronOptimizer) -> None:
 
 
 def _with_remainders(optimizer: MegatronOptimizer) -> Iterator[DistributedOptimizer]:
-    return (leaf for leaf in distributed_leaves(optimizer) if leaf.config.use_precision_aware_optimizer)
+    return (leaf for leaf in leaf_optimizers(optimizer) if leaf.config.use_precision_aware_optimizer)
 
 
 def _shard(leaf: DistributedOptimizer, model_param: torch.nn.Parameter) -> Tensor:

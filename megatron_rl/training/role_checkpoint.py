@@ -13,10 +13,11 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_rl.training.master_weights import prime_fused_adam, whole_master_weights
 from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.optimizer_leaves import leaf_optimizers
 
 
 def save_role(role: MegatronRole, folder: Path) -> None:
@@ -94,15 +95,6 @@ def _results_stay_in_process() -> Iterator[None]:
         yield
     finally:
         filesystem_async._results_queue = previous
-
-
-def leaf_optimizers(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
-    """The optimizers of a chain that hold parameters themselves."""
-    if isinstance(optimizer, ChainedOptimizer):
-        for inner in optimizer.chained_optimizers:
-            yield from leaf_optimizers(inner)
-    else:
-        yield optimizer
 
 
 def _torch_adams(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer]:
