@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 _PARTIAL = ".partial"
 
 
+def _is_ready(role_name: str) -> None:
+    """Roles stay where they are."""
+
+
 def _components(name: str, role: MegatronRole) -> tuple[str, ...]:
     return (f"{name}/model",) if role.optimizer is None else (f"{name}/model", f"{name}/optimizer")
 
@@ -88,13 +92,21 @@ class CheckpointStore:
     keep: int | None = None
     """Complete checkpoints that stay; None = all."""
 
-    def save(self, step: int, roles: Mapping[str, MegatronRole], extra: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        roles: Mapping[str, MegatronRole],
+        extra: Mapping[str, Any],
+        *,
+        prepare: Callable[[str], None] = _is_ready,
+    ) -> Path:
         """Write one complete checkpoint.
 
         Args:
             step: RL steps done; names the folder, and replaces an older save of the same step.
             roles: by name; each must cover all ranks.
             extra: this rank's picklable state (data position, KL coefficient, generator states).
+            prepare: called with each role's name before it is saved; brings to the device what had left it.
 
         Returns its folder. Collectives: the world.
         """
@@ -102,6 +114,7 @@ class CheckpointStore:
         hidden = self.root / f".{name}{_PARTIAL}"
         _on_first_rank(lambda: self._open_hidden(hidden, roles))
         for role_name, role in roles.items():
+            prepare(role_name)
             save_role(role, hidden / role_name)
         torch.save(dict(extra), hidden / "extra" / f"rank_{dist.get_rank()}.pt")
         dist.barrier()
@@ -123,6 +136,7 @@ class CheckpointStore:
         roles: Mapping[str, MegatronRole],
         *,
         allow_missing: Collection[str] = (),
+        prepare: Callable[[str], None] = _is_ready,
     ) -> dict[str, Any]:
         """Restore roles from a complete checkpoint, whatever layouts it was saved on.
 
@@ -130,6 +144,7 @@ class CheckpointStore:
             folder: of the checkpoint.
             roles: by name; a frozen role takes the weights only.
             allow_missing: components that may be absent, such as ``critic/optimizer``; they keep what they have.
+            prepare: as in :meth:`save`.
 
         Returns this rank's extra state (rank 0's where the checkpoint has fewer ranks).
 
@@ -142,6 +157,7 @@ class CheckpointStore:
         _check_contents(folder, manifest, roles, allow_missing)
         for name, role in roles.items():
             if f"{name}/model" in manifest.components:
+                prepare(name)
                 with_optimizer = role.optimizer is not None and f"{name}/optimizer" in manifest.components
                 load_role(role, folder / name, with_optimizer=with_optimizer)
         return self._load_extra(folder, manifest)

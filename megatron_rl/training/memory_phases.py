@@ -31,7 +31,6 @@ class Needs:
 
 
 _SAMPLING = Needs(engine=frozenset({"weights", "kv_cache"}))
-_STATE = Needs(frozenset({"critic parameters", "critic optimizer", "actor optimizer"}), engine=None)
 
 PHASE_NEEDS: Mapping[str, Needs] = {
     "gen": _SAMPLING,
@@ -42,11 +41,12 @@ PHASE_NEEDS: Mapping[str, Needs] = {
     "update_critic": Needs(frozenset({"critic parameters", "critic gradients", "critic optimizer"})),
     "update_actor": Needs(frozenset({"actor gradients", "actor optimizer"})),
     "update_weights": Needs(engine=frozenset({"weights"})),
-    "save_checkpoint": _STATE,
-    "resume": _STATE,
+    "resume": Needs(),
+    "actor state": Needs(frozenset({"actor optimizer"}), engine=None),
+    "critic state": Needs(frozenset({"critic parameters", "critic optimizer"}), engine=None),
     "check_replicas": Needs(frozenset({"critic parameters"}), engine=None),
 }
-"""Phases that are not listed take things as they are."""
+"""Phases that are not listed take things as they are. Inside ``save_checkpoint`` and ``resume`` come the roles' ``state``."""
 
 
 class Movable(Protocol):

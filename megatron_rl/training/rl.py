@@ -176,6 +176,7 @@ def _build(
             stream,
             kl_controller,
             config.trainer,
+            memory,
         ),
         validator=_validator(job, tokenizer, rollout, scorer),
         logger=logger,

@@ -15,6 +15,7 @@ from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.stream import PromptStream
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.megatron_role import MegatronRole
+from megatron_rl.training.memory_phases import MemoryPhases
 
 
 def rng_state() -> dict[str, Any]:
@@ -47,6 +48,8 @@ class RunState:
     stream: PromptStream
     kl_controller: KlController
     config: TrainerConfig
+    memory: MemoryPhases
+    """Brings a role's state to the device where it had left it, one role at a time."""
 
     def save(self, step: int) -> Path:
         """Write a complete checkpoint; it counts only once its manifest is there. Enters collectives."""
@@ -56,15 +59,18 @@ class RunState:
             "kl_controller": self.kl_controller.state_dict(),
             "rng": rng_state(),
         }
-        return self.store.save(step, self.roles, extra)
+        return self.store.save(step, self.roles, extra, prepare=self._prepare)
 
     def resume(self) -> int:
         """Load what the resume mode asks for; returns the step to go on from (0 for a fresh start)."""
         folder = resume_folder(self.config, self.store)
         if folder is None:
             return 0
-        extra = self.store.load(folder, self.roles)
+        extra = self.store.load(folder, self.roles, prepare=self._prepare)
         self.stream.load_state_dict(extra["stream"])
         self.kl_controller.load_state_dict(extra["kl_controller"])
         set_rng_state(extra["rng"])
         return int(extra["step"])
+
+    def _prepare(self, role_name: str) -> None:
+        self.memory.enter(f"{role_name} state")

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from megatron_rl.config.run import RunConfig
 from megatron_rl.resharding.executor import ReshardExecutor, TransferStats
+from megatron_rl.rollout import vllm_engine
 from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
 from megatron_rl.training import rl, rollout_assembly
 from megatron_rl.training.job import Job
@@ -78,6 +79,7 @@ def _train(run: Run, shared: _SharedEngine) -> Ending:
 
     def capture(*args: Any) -> LoopParts:
         parts = build(*args)
+        _bring_back(parts)
         built.append((parts, _weights(parts)))
         if run.fault is not None:
             FAULTS[run.fault](shared.engine)
@@ -95,8 +97,16 @@ def _train(run: Run, shared: _SharedEngine) -> Ending:
         rl._build, ReshardExecutor.run = build, original  # type: ignore[method-assign]
         logging.getLogger("megatron_rl").removeHandler(messages)
     ((parts, start),) = built
-    parts.phases.memory.enter("save_checkpoint")  # Brings back what may have left, to be read.
+    _bring_back(parts)
     return Ending(code, _state(parts), messages.texts, start)
+
+
+def _bring_back(parts: LoopParts) -> None:
+    """Whatever may have left the device is read below."""
+    for held in parts.phases.memory._holdings:
+        if not held.on_device:
+            held.movable.load()
+            held.on_device = True
 
 
 def _skip_one_sync(engine: VllmEngine | None) -> None:
@@ -128,7 +138,7 @@ def _perturb_one_layer(engine: VllmEngine | None) -> None:
 def _keep_prefix_cache(engine: VllmEngine | None) -> None:
     """The engine claims to have dropped its prefix cache. Irreparable: for the last run."""
     assert engine is not None
-    engine._engine.reset_prefix_cache = lambda *args, **kwargs: True  # type: ignore[method-assign]
+    vllm_engine.drop_prefix_cache = lambda engine: True
 
 
 FAULTS: dict[str, Callable[[VllmEngine | None], None]] = {

@@ -82,20 +82,26 @@ def test_step_moves_each_holding_in_for_its_own_phases_only() -> None:
     assert _moves(memory, log, "gen") == ["+engine kv_cache"]
 
 
-def test_saving_brings_all_state_back_and_leaves_the_engine_as_it_is() -> None:
+def test_saving_brings_the_state_of_one_role_after_the_other_and_leaves_the_engine_as_it_is() -> None:
     log: list[str] = []
     memory = MemoryPhases(_holdings(log, "actor gradients", "actor optimizer", "critic parameters", "critic optimizer"))
     memory.adopt_engine(SleepingEngine(log))  # type: ignore[arg-type]
-    for phase in ("gen", "update_actor", "update_weights"):
+    for phase in ("gen", "update_actor", "update_weights", "save_checkpoint"):
         memory.enter(phase)
-    assert _moves(memory, log, "save_checkpoint") == ["+actor optimizer", "+critic parameters", "+critic optimizer"]
-    assert _moves(memory, log, "testing") == [
-        "-actor optimizer",
-        "-critic parameters",
-        "-critic optimizer",
-        "+engine kv_cache",
-    ]
+    assert _moves(memory, log, "actor state") == ["+actor optimizer"]
+    assert _moves(memory, log, "critic state") == ["-actor optimizer", "+critic parameters", "+critic optimizer"]
+    assert _moves(memory, log, "testing") == ["-critic parameters", "-critic optimizer", "+engine kv_cache"]
     assert _moves(memory, log, "gen") == []
+
+
+def test_resuming_has_the_card_to_itself() -> None:
+    log: list[str] = []
+    memory = MemoryPhases()
+    memory.adopt_engine(SleepingEngine(log))  # type: ignore[arg-type]
+    assert _moves(memory, log, "resume") == ["-engine 2"]
+    assert _moves(memory, log, "actor state") == []
+    assert _moves(memory, log, "update_weights") == ["+engine weights"]
+    assert _moves(memory, log, "gen") == ["+engine kv_cache"]
 
 
 def test_weights_of_the_engine_survive_from_push_to_rollout() -> None:
