@@ -30,8 +30,9 @@ def show_report(report: ReshardReport, stream: TextIO) -> None:
         f"{report.rounds} rounds, at most {report.peak_extra_bytes / 2**20:.0f} MiB extra memory, "
         f"[bold]{report.predicted_seconds * 1e3:.2f} ms[/bold] predicted on {report.fabric}"
     )
-    orders = ", ".join(f"{name} {_gb(size)}" for name, size in report.order_bytes.items())
-    console.print(f"GB received by all ranks, by order: {orders} (permute=false, true, best)")
+    if len(report.order_bytes) > 1:
+        orders = ", ".join(f"{name} {_gb(size)}" for name, size in report.order_bytes.items())
+        console.print(f"GB received by all ranks, by order: {orders} (permute=false, true, best)")
     if report.rollout.permutation is not None:
         console.print(f"engine shards in order are on ranks {_shortened(report.rollout.permutation)}")
     elif report.train.order is not None:

@@ -51,7 +51,7 @@ class ReshardReport:
     peak_extra_bytes: int
     predicted_seconds: float
     order_bytes: Mapping[PlacementName, int]
-    """What all ranks receive with each placement."""
+    """What all ranks receive with each placement; of quantised weights, with the one planned."""
     gather_bytes: int
     """Most that a rank receives where peers gather whole tensors from the training ranks and let the engine cut them."""
     broadcast_bytes: int
@@ -193,6 +193,9 @@ def _report_placement(
         bounds = {rank: sum(plan.cost(rank).bound_bytes for plan in plans) for rank in plans[0].ranks}
     whole_plan = counted_together(plans)
     ranks = _rank_reports(whole_plan, plans, bounds, fabric)
+    orders = {order: choice.total_missing * itemsize for order, choice in choices.items()}
+    if quantised:  # the others were compared by the bytes of unquantised weights
+        orders = {name: whole_plan.received_bytes}
     whole = model_bytes(model, itemsize)
     held = {rank: sum(f.num_elements for f in chosen.source(rank)) for rank in chosen.rollout.ranks}
     return ReshardReport(
@@ -204,7 +207,7 @@ def _report_placement(
         rounds=len(whole_plan.rounds),
         peak_extra_bytes=max(cost.staging_bytes for cost in whole_plan.costs.values()),
         predicted_seconds=sum(predict_seconds(plan, fabric) for plan in plans),
-        order_bytes={order: choice.total_missing * itemsize for order, choice in choices.items()},
+        order_bytes=orders,
         gather_bytes=max(0, whole - min(held.values()) * itemsize),
         broadcast_bytes=whole,
     )
