@@ -7,8 +7,8 @@ Side by side:           ``... --compare model.transformer_impl=local --compare m
 Against vLLM alone:     ``... --bare``; where the time of scoring and update goes: ``--profile``
 For the estimator:      ``... --store measurements.json``
 
-Writes ``<out>.json`` and ``<out>.md``; several calls with one ``--out`` add up. Steps are the product's own: the command
-composes a configuration, starts its ranks and reads the run folder that they leave.
+Writes ``<out>.json`` and ``<out>.md``; several calls with one ``--out`` add up, and the last of a name counts. Steps are the
+product's own: the command composes a configuration, starts its ranks and reads the run folder that they leave.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.step_figures import Ceilings
-from benchmarks.step_report import StepReport, append_report
+from benchmarks.step_report import StepReport, keep_report
 from benchmarks.step_run import Variant, measure_ceilings_apart, run_bare, run_variant
 from benchmarks.step_workload import Workload
 from megatron_rl.config.errors import ConfigError
@@ -46,23 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(variant: Variant, arguments: argparse.Namespace, ceilings: Ceilings, command: str) -> bool:
     """Measure and report one variant; whether all of it worked."""
     out: Path = arguments.out.absolute()
-    bare, complete = None, True
     try:
         measured = run_variant(variant, out.parent / "work")
     except (ConfigError, RuntimeError) as failure:
         print(f"{variant.name}: {failure}", file=sys.stderr, flush=True)
         return False
+    report = StepReport.of(measured, ceilings, None, command)
+    keep_report(out, report)
+    if arguments.store is not None:
+        report.store(arguments.store, measured)
+    complete = True
     if arguments.bare:
         try:
-            bare = run_bare(measured, out.parent / "work")
+            report = StepReport.of(measured, ceilings, run_bare(measured, out.parent / "work"), command)
+            keep_report(out, report)
         except RuntimeError as failure:
             print(f"{variant.name}, vLLM alone: {failure}", file=sys.stderr, flush=True)
             complete = False
-    report = StepReport.of(measured, ceilings, bare, command)
-    append_report(out, report)
     print(report.markdown(), flush=True)
-    if arguments.store is not None:
-        report.store(arguments.store, measured)
     return complete
 
 

@@ -19,6 +19,8 @@ from megatron_rl.estimator.measurements import Measurement, append_measurement
 from megatron_rl.observability.profiler import PROFILE_FOLDER
 from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
 
+_TITLE, _SECTION = "# RL step by phase\n", "\n## "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -126,15 +128,16 @@ class StepReport:
         append_measurement(path, record)
 
 
-def append_report(out: Path, report: StepReport) -> None:
-    """Add a variant to ``out``.json and rewrite ``out``.md from all of them."""
+def keep_report(out: Path, report: StepReport) -> None:
+    """Put a variant into ``out``.json and ``out``.md; an earlier one of the same name goes."""
     out.parent.mkdir(parents=True, exist_ok=True)
     json_file, markdown_file = out.with_suffix(".json"), out.with_suffix(".md")
-    earlier = json.loads(json_file.read_text()) if json_file.exists() else {"runs": []}
-    earlier["runs"].append(asdict(report))
-    json_file.write_text(json.dumps(earlier, indent=1) + "\n")
-    sections = markdown_file.read_text() if markdown_file.exists() else "# RL step by phase\n"
-    markdown_file.write_text(f"{sections}\n{report.markdown()}")
+    earlier = json.loads(json_file.read_text())["runs"] if json_file.exists() else []
+    runs = [*(run for run in earlier if run["name"] != report.name), asdict(report)]
+    json_file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    sections = markdown_file.read_text().split(_SECTION)[1:] if markdown_file.exists() else []
+    kept = [section.rstrip() for section in sections if section.splitlines()[0] != report.name]
+    markdown_file.write_text(_SECTION.join([_TITLE, *(f"{one}\n" for one in kept), report.markdown().removeprefix("## ")]))
 
 
 def _measurement(measured: Measured, report: StepReport) -> Measurement | None:
