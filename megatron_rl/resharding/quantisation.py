@@ -7,12 +7,12 @@ no rank's shard cuts through one. Weights that the engine does not quantise are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
-from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor
+from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor, RankFragments
 
 BLOCK = 128
 """Rows and columns of a block."""
@@ -43,7 +43,7 @@ def split_quantised(tensors: Sequence[LogicalTensor]) -> tuple[list[LogicalTenso
 def only(layout: LayoutFn, tensors: Sequence[LogicalTensor]) -> LayoutFn:
     """The part of a layout that stores ``tensors``."""
     names = frozenset(tensor.name for tensor in tensors)
-    return lambda rank: tuple(fragment for fragment in layout(rank) if fragment.tensor in names)
+    return _mapped(layout, lambda whole: tuple(fragment for fragment in whole if fragment.tensor in names))
 
 
 def plan_quantised(
@@ -107,8 +107,21 @@ def of_scales(layout: LayoutFn, quantised: Sequence[LogicalTensor]) -> LayoutFn:
 
     The answer raises ValueError naming the tensor where a fragment starts, ends or lies inside a block.
     """
-    weights, shapes = only(layout, quantised), {tensor.name: tensor.shape for tensor in quantised}
-    return lambda rank: tuple(_scale_fragment(fragment, shapes[fragment.tensor]) for fragment in weights(rank))
+    shapes = {tensor.name: tensor.shape for tensor in quantised}
+    return _mapped(layout, lambda whole: tuple(_scale_fragment(f, shapes[f.tensor]) for f in whole if f.tensor in shapes))
+
+
+def _mapped(layout: LayoutFn, change: Callable[[RankFragments], RankFragments]) -> LayoutFn:
+    """A layout made from another; replicas, which share a tuple there, share one here too."""
+    made: dict[int, tuple[RankFragments, RankFragments]] = {}
+
+    def of_rank(rank: int) -> RankFragments:
+        whole = layout(rank)
+        if id(whole) not in made:
+            made[id(whole)] = (whole, change(whole))  # kept, or another tuple could get its id
+        return made[id(whole)][1]
+
+    return of_rank
 
 
 def _scale_fragment(fragment: Fragment, shape: tuple[int, ...]) -> Fragment:

@@ -12,7 +12,7 @@ from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.block_quantiser import BlockQuantiser
 from megatron_rl.resharding.executor import ReshardExecutor
 from megatron_rl.resharding.megatron_layout import megatron_layout
-from megatron_rl.resharding.quantisation import SCALE_SUFFIX, QuantisedPlans, only, plan_quantised, split_quantised
+from megatron_rl.resharding.quantisation import SCALE_SUFFIX, QuantisedPlans, of_scales, only, plan_quantised, split_quantised
 from megatron_rl.resharding.verify import allocate_matrices, scatter_logical
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
@@ -64,6 +64,16 @@ def test_scales_lie_at_their_blocks() -> None:
     # Query, key and value rows, 4 + 2 + 2 blocks of 2, one run on both sides.
     assert (piece.num_elements, piece.source_offset, piece.destination_offset) == (16, 0, 0)
     assert piece.source == f"decoder.layers.0.self_attention.linear_qkv.weight{SCALE_SUFFIX}"
+
+
+def test_replicas_go_on_sharing_their_fragments() -> None:
+    """The planner takes ranks with one tuple for one class."""
+    model = blocky_model()
+    quantised, rest = split_quantised(logical_tensors(model))
+    layout = vllm_rules_layout(model, RolloutLayout(data=2))
+    for part in (only(layout, rest), of_scales(layout, quantised)):
+        assert part(0) is part(1)
+        assert len(part(0)) > 0
 
 
 def test_plan_quantised_rejects_a_cut_through_a_block() -> None:
