@@ -19,6 +19,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("grad", "actor/grad_norm", "8.3f"),
     ("grad", "sft/grad_norm", "8.3f"),
     ("vf_loss", "critic/vf_loss", "8.4f"),
+    ("dp_skew", "balance/imbalance", "7.3f"),
     ("s/step", "timing_s/step", "7.2f"),
     ("tok/s", "perf/tokens_per_second", "8.0f"),
 )
