@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from megatron_rl.config.rollout import RolloutConfig
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.rollout.agreement import gather
+from megatron_rl.rollout.answer_collector import Answer, AnswerCollector
 from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
 from megatron_rl.rollout.outputs import Completion
@@ -30,12 +31,10 @@ from megatron_rl.rollout.shared_memory import named_segments, new_identity, swee
 from megatron_rl.rollout.shared_weights import SharedPlaces, register_sharing_loader
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 from megatron_rl.rollout.weight_state import WeightState
-from megatron_rl.types.batches import FinishReason
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
-    from vllm.outputs import CompletionOutput
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
@@ -47,8 +46,6 @@ _NO_SHARE_ASKED = 0.01
 """With an explicit cache budget the share only checks free memory at the start, which other roles may hold by then."""
 _HIGHEST_ACCEPTED_TEMPERATURE = 2.0
 """The constructor of vLLM's parameters refuses more; its sampler has no such limit."""
-_FINISH_REASONS: Mapping[str | None, FinishReason] = {"stop": "stop", "length": "length"}
-"""The engine's word -> ours; anything else is an aborted sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,24 +205,21 @@ class VllmEngine:
         self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, seeds: Sequence[int]
     ) -> list[list[Completion]]:
         from vllm.inputs import tokens_input
-        from vllm.outputs import RequestOutput
 
         names = [str(index) for index in range(len(prompts))]
-        finished: dict[str, list[Completion]] = {}
+        found: dict[tuple[str, int], Completion] = {}
         try:
             for name, prompt, seed in zip(names, prompts, seeds, strict=True):
                 self._engine.add_request(name, tokens_input(list(prompt)), _sampling_params(settings, seed))
             while self._engine.has_unfinished_requests():
-                for output in self._engine.step():
-                    if output.finished:
-                        assert isinstance(output, RequestOutput)
-                        by_sample = sorted(output.outputs, key=lambda sample: sample.index)
-                        finished[output.request_id] = [_completion(sample) for sample in by_sample]
+                for answer in self._engine.step():
+                    assert isinstance(answer, Answer)
+                    found[answer.request, answer.sample] = answer.completion
         except BaseException:
             # What is left in flight would hold cache blocks and turn up in the next call.
             self._engine.abort_request(names)
             raise
-        return [finished[name] for name in names]
+        return [[found[name, sample] for sample in range(settings.n)] for name in names]
 
 
 def _require_plain_layout(layout: RolloutLayout) -> None:
@@ -255,6 +249,7 @@ def _start(spec: EngineSpec, identity: str) -> LLMEngine:
     load_format = f"megatron_rl_{identity}".lower()
     register_sharing_loader(load_format, spec.shared)
     engine = LLMEngine(_engine_config(spec, load_format), _executor_class(spec, identity), log_stats=False)
+    engine.output_processor = AnswerCollector()  # type: ignore[assignment]
     # Its shared memory carries Python objects between ranks, which in lock step is never needed.
     get_tp_group().mq_broadcaster = None
     require_plain_parameters(engine.apply_model(lambda model: model)[0])
@@ -324,7 +319,6 @@ def _executor_class(spec: EngineSpec, identity: str) -> type[Executor]:
 
 def _sampling_params(settings: SamplingSettings, seed: int) -> SamplingParams:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
 
     params = SamplingParams(
         n=settings.n,
@@ -340,25 +334,12 @@ def _sampling_params(settings: SamplingSettings, seed: int) -> SamplingParams:
         stop_token_ids=[] if settings.ignore_eos else list(settings.stop_token_ids),
         ignore_eos=settings.ignore_eos,
         logprobs=0,
-        flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
         # Made for this request alone; a deep copy would also check the temperature again.
         skip_clone=True,
     )
     params.temperature = settings.temperature
     return params
-
-
-def _completion(sample: CompletionOutput) -> Completion:
-    from vllm.logprobs import FlatLogprobs
-
-    reason = _FINISH_REASONS.get(sample.finish_reason, "abort")
-    if reason == "abort":
-        return Completion(token_ids=(), logprobs=(), finish_reason=reason)
-    token_ids, logprobs = tuple(sample.token_ids), sample.logprobs
-    assert isinstance(logprobs, FlatLogprobs) and tuple(logprobs.token_ids) == token_ids, "one log-prob per sampled id"
-    return Completion(token_ids=token_ids, logprobs=tuple(logprobs.logprobs), finish_reason=reason)
 
 
 def probe_engine() -> dict[str, str]:
@@ -377,11 +358,13 @@ def probe_engine() -> dict[str, str]:
     from vllm.model_executor.layers import utils as layer_functions
     from vllm.v1.core.block_pool import BlockHashToBlockMap
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     hooks = {
         "executor takes rank and address from us": (ExecutorWithExternalLauncher, "_distributed_args"),
         "linear weights stay plain on CPU": (layer_functions, "dispatch_cpu_unquantized_gemm"),
+        "answers collected by us": (OutputProcessor, "process_outputs"),
         "prefix cache reset": (LLMEngine, "reset_prefix_cache"),
         "prefix cache's blocks": (BlockHashToBlockMap(), "_cache"),  # type: ignore[no-untyped-call]
         "sleep": (LLMEngine, "sleep"),
