@@ -120,11 +120,11 @@ def _identity(tensor: Tensor) -> int:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
-    """Each storage once."""
+    """Each storage once; those that somebody else views (another process, NumPy) must stay and are left out."""
     seen: set[int] = set()
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes() > 0:
+        if storage._cdata not in seen and storage.nbytes() > 0 and storage.resizable():
             seen.add(storage._cdata)
             yield storage
 

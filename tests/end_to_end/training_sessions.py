@@ -151,7 +151,8 @@ FAULTS: dict[str, Callable[[VllmEngine | None], None]] = {
 def _digest(tensors: dict[str, torch.Tensor]) -> str:
     hasher = hashlib.sha256()
     for name in sorted(tensors):
-        hasher.update(name.encode() + tensors[name].detach().contiguous().numpy().tobytes())
+        # A copy: memory that NumPy has seen could not leave any more.
+        hasher.update(name.encode() + tensors[name].detach().clone().contiguous().numpy().tobytes())
     return hasher.hexdigest()
 
 

@@ -44,6 +44,15 @@ def test_host_swap_follows_tensors_that_appear_later() -> None:
     assert float(tensors[1].sum()) == 2000.0
 
 
+def test_host_swap_leaves_memory_that_others_view() -> None:
+    tensor = torch.arange(4)
+    view = tensor.numpy()
+    swap = HostSwap(lambda: [tensor])
+    swap.offload()
+    assert view.tolist() == [0, 1, 2, 3]
+    swap.load()
+
+
 @pytest.fixture(scope="module")
 def job() -> Iterator[None]:
     init_distributed(Platform.detect(), 60, {})
