@@ -1,13 +1,19 @@
-"""What a benchmarked step amounts to: one JSON object and one Markdown section a variant, and a record for the estimator."""
+"""What a benchmarked step amounts to: one JSON object and one Markdown section a variant, and a record for the estimator.
+
+``python -m benchmarks.step_report STEP.json > STEP.md`` writes the page again from the data.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from benchmarks.bare_rollout import BareRollout
 from benchmarks.harness import commit
@@ -18,8 +24,6 @@ from megatron_rl import __version__
 from megatron_rl.estimator.measurements import Measurement, append_measurement
 from megatron_rl.observability.profiler import PROFILE_FOLDER
 from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
-
-_TITLE, _SECTION = "# RL step by phase\n", "\n## "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +135,21 @@ class StepReport:
 def keep_report(out: Path, report: StepReport) -> None:
     """Put a variant into ``out``.json and ``out``.md; an earlier one of the same name goes."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    json_file, markdown_file = out.with_suffix(".json"), out.with_suffix(".md")
-    earlier = json.loads(json_file.read_text())["runs"] if json_file.exists() else []
-    runs = [*(run for run in earlier if run["name"] != report.name), asdict(report)]
-    json_file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
-    sections = markdown_file.read_text().split(_SECTION)[1:] if markdown_file.exists() else []
-    kept = [section.rstrip() for section in sections if section.splitlines()[0] != report.name]
-    markdown_file.write_text(_SECTION.join([_TITLE, *(f"{one}\n" for one in kept), report.markdown().removeprefix("## ")]))
+    file = out.with_suffix(".json")
+    earlier = read_reports(file) if file.exists() else ()
+    reports = [*(one for one in earlier if one.name != report.name), report]
+    file.write_text(json.dumps([asdict(one) for one in reports], indent=1) + "\n")
+    out.with_suffix(".md").write_text(page(reports))
+
+
+def read_reports(file: Path) -> tuple[StepReport, ...]:
+    """What :func:`keep_report` left."""
+    return TypeAdapter(tuple[StepReport, ...]).validate_json(file.read_text())
+
+
+def page(reports: Sequence[StepReport]) -> str:
+    """All variants as Markdown."""
+    return "\n".join(["# RL step by phase\n", *(report.markdown() for report in reports)])
 
 
 def _measurement(measured: Measured, report: StepReport) -> Measurement | None:
@@ -198,3 +210,7 @@ def _version(package: str) -> str | None:
         return version(package)
     except ImportError:
         return None
+
+
+if __name__ == "__main__":
+    print(page(read_reports(Path(sys.argv[1]))), end="")

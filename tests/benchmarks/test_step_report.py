@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.bare_rollout import BareRollout
 from benchmarks.step_figures import Ceilings, PhaseFigures, Spread
-from benchmarks.step_report import StepReport, keep_report
+from benchmarks.step_report import StepReport, keep_report, read_reports
 
 REPORT = StepReport(
     name="tiny grpo",
@@ -45,8 +44,7 @@ def test_later_report_of_a_name_replaces_the_earlier(tmp_path: Path) -> None:
     out = tmp_path / "new" / "step"
     for report in (REPORT, replace(REPORT, name="tiny ppo"), replace(REPORT, commit="def")):
         keep_report(out, report)
-    runs = json.loads(out.with_suffix(".json").read_text())["runs"]
-    assert [(run["name"], run["commit"]) for run in runs] == [("tiny ppo", "abc"), ("tiny grpo", "def")]
+    assert read_reports(out.with_suffix(".json")) == (replace(REPORT, name="tiny ppo"), replace(REPORT, commit="def"))
     text = out.with_suffix(".md").read_text()
     assert (
         text
