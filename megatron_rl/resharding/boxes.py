@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
+from operator import sub
+
 Point = tuple[int, ...]
 Box = tuple[Point, Point]
 """(start, stop), one pair of bounds per dim."""
@@ -9,10 +12,7 @@ Box = tuple[Point, Point]
 
 def volume(box: Box) -> int:
     """Elements inside."""
-    count = 1
-    for low, high in zip(*box, strict=True):
-        count *= high - low
-    return count
+    return prod(map(sub, box[1], box[0]))
 
 
 def intersect(a: Box, b: Box) -> Box | None:

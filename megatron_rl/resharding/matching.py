@@ -58,20 +58,25 @@ class _Choice:
 
     wanted: int
     box: Box
+    elements: int
     holders: Mapping[int, Fragment]
+    """In ascending order of the class."""
 
     def part(self, source: int) -> _Part:
         return _Part(self.wanted, self.box, source, self.holders[source])
 
     def pick(self, loads: dict[int, int]) -> int:
-        """The holder with least to send, to whose load the box is added.
+        """The holder with least to send, of equal ones the first; the box is added to its load.
 
         Holders that the rank hears from anyway come first, so that a norm does not cost a message of its own.
         """
-        candidates = [source for source in self.holders if source in loads] or list(self.holders)
-        source = min(candidates, key=lambda s: (loads.get(s, 0), s))
-        loads[source] = loads.get(source, 0) + volume(self.box)
-        return source
+        best, least = next(iter(self.holders)), None
+        for source in self.holders:
+            load = loads.get(source)
+            if load is not None and (least is None or load < least):
+                best, least = source, load
+        loads[best] = (least or 0) + self.elements
+        return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,7 @@ class _KindMatch:
                     break
                 taken, rest = take(rest, stored.box)
                 if len(stored.holders) > 1:
-                    served.choices.extend(_Choice(number, box, stored.holders) for box in taken)
+                    served.choices.extend(_Choice(number, box, volume(box), stored.holders) for box in taken)
                 else:
                     ((source, fragment),) = stored.holders.items()
                     served.parts.extend(_Part(number, box, source, fragment) for box in taken)

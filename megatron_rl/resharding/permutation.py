@@ -117,9 +117,14 @@ def _boxes(fragments: RankFragments) -> dict[str, list[Box]]:
 
 
 def _common(held: dict[str, list[Box]], needs: RankFragments) -> int:
+    # Layers are alike, so few pairs of boxes are new.
+    volumes: dict[tuple[Box, Box], int] = {}
     count = 0
     for fragment in needs:
+        needed = (fragment.start, fragment.stop)
         for box in held.get(fragment.tensor, ()):
-            common = intersect(box, (fragment.start, fragment.stop))
-            count += 0 if common is None else volume(common)
+            if (box, needed) not in volumes:
+                common = intersect(box, needed)
+                volumes[box, needed] = 0 if common is None else volume(common)
+            count += volumes[box, needed]
     return count

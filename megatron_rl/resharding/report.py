@@ -197,7 +197,8 @@ def _report_placement(
     if quantised:  # the others were compared by the bytes of unquantised weights
         orders = {name: whole_plan.received_bytes}
     whole = model_bytes(model, itemsize)
-    held = {rank: sum(f.num_elements for f in chosen.source(rank)) for rank in chosen.rollout.ranks}
+    stored = {id(fragments): fragments for fragments in map(chosen.source, chosen.rollout.ranks)}
+    least_held = min(sum(f.num_elements for f in fragments) for fragments in stored.values())
     return ReshardReport(
         model=model.name,
         train=chosen.train,
@@ -208,7 +209,7 @@ def _report_placement(
         peak_extra_bytes=max(cost.staging_bytes for cost in whole_plan.costs.values()),
         predicted_seconds=sum(predict_seconds(plan, fabric) for plan in plans),
         order_bytes=orders,
-        gather_bytes=max(0, whole - min(held.values()) * itemsize),
+        gather_bytes=max(0, whole - least_held * itemsize),
         broadcast_bytes=whole,
     )
 

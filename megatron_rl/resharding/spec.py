@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
+from operator import sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,7 @@ class Fragment:
     @property
     def num_elements(self) -> int:
         """Elements in the box."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return prod(map(sub, self.stop, self.start))
 
 
 RankFragments = tuple[Fragment, ...]
