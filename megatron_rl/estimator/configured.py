@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_rl.config.parallel import ParallelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.training import ActorConfig, OptimConfig, TrainedRoleConfig
-from megatron_rl.config.world import data_degree, max_model_len
+from megatron_rl.config.world import max_model_len
 from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.deployment import Deployment, EngineSetup, Residency, RoleName, RoleSetup
 from megatron_rl.estimator.engine_memory import workspace_bytes
 from megatron_rl.estimator.parameters import engine_parameters
+from megatron_rl.parallel.from_config import role_layout
 from megatron_rl.parallel.layout import ParallelLayout
 
 SEQUENCE_LEVEL_LOSSES = ("gspo", "geo_mean")
@@ -29,7 +29,7 @@ def deployment_of(config: RunConfig, world_size: int, *, on_gpu: bool) -> Deploy
         critic = _trained_role(config, "critic", config.critic, world_size)
         roles.append(replace(critic, weights=_residency(config.critic.param_offload)))
     if config.uses_reference:
-        layout = layout_of(config.ref.parallel or config.actor.parallel, world_size)
+        layout = role_layout(config.ref.parallel or config.actor.parallel, world_size)
         roles.append(
             RoleSetup(
                 name="reference",
@@ -51,20 +51,6 @@ def deployment_of(config: RunConfig, world_size: int, *, on_gpu: bool) -> Deploy
     )
 
 
-def layout_of(parallel: ParallelConfig, world_size: int) -> ParallelLayout:
-    """Degrees of a role that covers the world."""
-    return ParallelLayout(
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        data=data_degree(parallel, world_size),
-        context=parallel.context,
-        virtual_pipeline=parallel.virtual_pipeline or 1,
-        expert=parallel.expert,
-        expert_tensor=parallel.expert_tensor,
-        sequence_parallel=parallel.sequence_parallel,
-    )
-
-
 def precision_of(role: TrainedRoleConfig) -> RoleSetup:
     """Bytes of a role's gradients and optimizer, and its loss; layout and micro-batch are left to the caller."""
     optim: OptimConfig = role.optim
@@ -81,7 +67,7 @@ def precision_of(role: TrainedRoleConfig) -> RoleSetup:
 
 
 def _trained_role(config: RunConfig, name: RoleName, role: TrainedRoleConfig, world_size: int) -> RoleSetup:
-    layout = layout_of(role.parallel, world_size)
+    layout = role_layout(role.parallel, world_size)
     return replace(
         precision_of(role),
         name=name,
