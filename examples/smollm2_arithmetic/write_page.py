@@ -16,20 +16,8 @@ from pathlib import Path
 
 from examples.smollm2_arithmetic.figure import draw_curves
 from examples.smollm2_arithmetic.records import ACCURACY, RunRecord, read_records, write_records
+from examples.smollm2_arithmetic.runs import RUNS
 
-TITLES = {
-    "grpo": "megatron_rl, the peer's setting",
-    "trl": "TRL GRPOTrainer, the same setting",
-    "trl_defaults": "TRL GRPOTrainer, its defaults for checkpointing and correction",
-    "best_seed0": "megatron_rl, best setting, seed 0",
-    "best_seed1": "megatron_rl, best setting, seed 1",
-    "ppo": "megatron_rl, PPO with a critic",
-    "gcd": "megatron_rl, gcd",
-    "letter_counting": "megatron_rl, letter_counting",
-    "correction_token": "megatron_rl, mismatch correction per token",
-    "float32": "megatron_rl, float32 weights",
-}
-"""Name of a run in the records -> what it is, in the order of the tables."""
 _SETTING = (
     "512 samples a step (64 prompts x 8), at most 64 new tokens, temperature 1, no KL term, AdamW, constant learning rate "
     "after 5 warm-up steps, reward 1 if the last number of the answer is right. Held-out accuracy: greedy, 512 questions "
@@ -68,14 +56,16 @@ def speed_table(runs: Mapping[str, RunRecord]) -> str:
         seconds = sorted(run.step_seconds())
         low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
         cells = [f"{statistics.median(seconds):.3f} ({low:.3f}-{high:.3f})", f"{run.tokens_per_second():,.0f}"]
-        rows.append([TITLES[name], str(len(run.steps)), *cells, f"{run.peak_allocated_gib:.1f}"])
+        rows.append([RUNS[name].title, str(len(run.steps)), *cells, f"{run.peak_allocated_gib:.1f}"])
     return table(["run", "steps", "s/step, median (10th-90th percentile)", "tokens/s", "peak GiB"], rows)
 
 
 def phase_table(runs: Mapping[str, RunRecord]) -> str:
     """Median seconds of each phase."""
     present = [phase for phase in _PHASES if any((run.median(f"timing_s/{phase}") or 0) > 5e-4 for run in runs.values())]
-    rows = [[TITLES[name], *(_cell(run.median(f"timing_s/{phase}"), ".3f") for phase in present)] for name, run in runs.items()]
+    rows = [
+        [RUNS[name].title, *(_cell(run.median(f"timing_s/{phase}"), ".3f") for phase in present)] for name, run in runs.items()
+    ]
     return table(["run", *present], rows)
 
 
@@ -87,7 +77,7 @@ def learning_table(runs: Mapping[str, RunRecord]) -> str:
         accuracies = [_cell(run.accuracy_at(seconds), ".3f") for seconds in _TIMES_S]
         first, last = run.validations[0][ACCURACY], run.validations[-1]
         end = f"{last[ACCURACY]:.3f} at {last['wall_s']:.0f} s"
-        rows.append([TITLES[name], *reached, _cell(run.seconds_to_accuracy(0.9), ".0f"), f"{first:.3f}", *accuracies, end])
+        rows.append([RUNS[name].title, *reached, _cell(run.seconds_to_accuracy(0.9), ".0f"), f"{first:.3f}", *accuracies, end])
     headings = ["run", *(f"s to reward {level}" for level in _REWARD_LEVELS), "s to held-out 0.90", "held-out at 0 s"]
     return table([*headings, *(f"{seconds} s" for seconds in _TIMES_S), "end"], rows)
 
@@ -97,7 +87,7 @@ def agreement_table(runs: Mapping[str, RunRecord]) -> str:
     names = ("logprob_diff_mean", "logprob_diff_max", "kl", "k3_kl", "rollout_is_mean")
     rows = [
         [
-            TITLES[name],
+            RUNS[name].title,
             str(run.settings["trainer"]["dtype"]),
             str(run.settings["rollout"]["correction"]["mode"]),
             *(_cell(run.median(f"rollout_corr/{metric}"), ".2e") for metric in names),
@@ -134,7 +124,7 @@ def page(runs: Mapping[str, RunRecord], stem: Path, commit: str) -> str:
     hardware = ours[0].environment["hardware"]["device"]
     versions = ", ".join(f"{name} {version}" for name, version in ours[0].environment["versions"].items())
     peer = next((run for run in runs.values() if run.framework == "trl"), None)
-    absent = [title for name, title in TITLES.items() if name not in runs]
+    absent = [run.title for name, run in RUNS.items() if name not in runs]
     parts = [
         f"# SmolLM2-135M-Instruct learns arithmetic, {stem.name[:10]}",
         f"Hardware: one {hardware}. Commit {commit}. {versions}" + ("." if peer is None else f", TRL {peer.settings['trl']}."),
@@ -145,9 +135,9 @@ def page(runs: Mapping[str, RunRecord], stem: Path, commit: str) -> str:
         parts.append(comparison(runs["grpo"], runs["trl"]))
     parts += ["## Learning", learning_table(runs), "## Speed", speed_table(runs), "Median seconds by phase:", phase_table(runs)]
     parts += ["## Trainer against engine", "Medians over steps, nats, of the sampled tokens.", agreement_table(runs)]
-    shown = next((name for name in ("best_seed0", "grpo") if name in runs), None)
+    shown = next((name for name in ("fast_seed0", "grpo") if name in runs), None)
     if shown is not None:
-        parts += ["## Samples", f"{TITLES[shown]}, temperature 1.", sample_list(runs[shown])]
+        parts += ["## Samples", f"{RUNS[shown].title}, temperature 1.", sample_list(runs[shown])]
     absent.append("verl: it starts its workers through Ray, which the machine did not have")
     parts += ["## Not measured", "\n".join(f"- {title}" for title in absent)]
     return "\n\n".join(parts) + "\n"
@@ -156,11 +146,11 @@ def page(runs: Mapping[str, RunRecord], stem: Path, commit: str) -> str:
 def main(records: Path, stem: Path) -> None:
     """Write page, curves and records."""
     found = read_records(records)
-    runs = {name: found[name] for name in TITLES if name in found}
+    runs = {name: found[name] for name in RUNS if name in found}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_records(runs, stem.with_name(f"{stem.name}.json"))
-    draw_curves({TITLES[name]: run for name, run in runs.items()}, stem.with_name(f"{stem.name}_curves.png"))
+    draw_curves({RUNS[name].title: run for name, run in runs.items()}, stem.with_name(f"{stem.name}_curves.png"))
     stem.with_name(f"{stem.name}.md").write_text(page(runs, stem, commit))
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from examples.smollm2_arithmetic.records import RunRecord, from_run_folder, from_trl_record, read_records, write_records
+from examples.smollm2_arithmetic.runs import RUNS, command, places
 from examples.smollm2_arithmetic.write_page import main as write_page
+from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.validate import validate
 
 REWARDS = (0.1, 0.1, 0.1, 0.1, 0.1, 0.6, 0.6, 0.6, 0.6, 0.6)
 
@@ -104,3 +107,17 @@ def test_page_states_the_comparison_and_what_is_missing(run_folder: Path, trl_fi
     assert "- step 10, reward 1. *1 + 1 =* `It is 2.`" in text
     assert "- megatron_rl, PPO with a critic" in text.partition("## Not measured")[2]
     assert {path.suffix for path in (tmp_path / "page").iterdir()} == {".md", ".json", ".png"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_planned_run_composes_and_validates(name: str, tmp_path: Path) -> None:
+    overrides = [word for word in command(name, tmp_path, tmp_path) if "=" in word and not word.startswith("model.path")]
+    config = compose_run(["experiment=smollm2_arithmetic", "model.tokenizer_path=x", *overrides, *RUNS[name].overrides])
+    problems = [text for text in validate(config, task="train", world_size=1) if "tokenizer_path" not in text]
+    assert problems == []
+
+
+def test_runs_that_left_nothing_have_no_place(tmp_path: Path) -> None:
+    (tmp_path / "trl.json").touch()
+    (tmp_path / "megatron_rl" / "ppo" / "latest").mkdir(parents=True)
+    assert places(tmp_path) == [f"trl={tmp_path / 'trl.json'}", f"ppo={tmp_path / 'megatron_rl' / 'ppo' / 'latest'}"]
