@@ -2,7 +2,7 @@
 
     python -m examples.smollm2_arithmetic.runs MODEL_FOLDER OUT_FOLDER [RUN ...]
 
-Without names, all of them: about half an hour on one H200. After each run ``OUT_FOLDER/records.json`` holds what there is;
+Without names, all of them. After each run ``OUT_FOLDER/records.json`` holds what there is;
 ``write_page`` makes the page from it.
 """
 
