@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron_rl.data.balance import balanced_partition
@@ -141,29 +144,42 @@ def packing_metrics(cut: Sequence[Sequence[Rows]], lengths: Sequence[int], multi
     }
 
 
-def _flat_index(lengths: Iterable[int], rows: Rows, width: int) -> Tensor:
-    """Positions of the rows' tokens in a flattened ``[B, width]`` tensor, i64, on the host."""
-    lengths_D = torch.tensor(list(lengths), dtype=torch.int64)
-    starts_D = lengths_D.cumsum(0) - lengths_D
-    shifts_D = torch.tensor(rows, dtype=torch.int64) * width - starts_D
-    return torch.arange(int(lengths_D.sum())) + shifts_D.repeat_interleave(lengths_D)
+def _flat_index(lengths: Sequence[int], rows: Rows, width: int) -> NDArray[np.int64]:
+    """Positions of the rows' tokens in a flattened ``[B, width]`` array."""
+    lengths_D = np.array(lengths, dtype=np.int64)
+    starts_D = lengths_D.cumsum() - lengths_D
+    shifts_D = np.array(rows, dtype=np.int64) * width - starts_D
+    flat: NDArray[np.int64] = np.arange(lengths_D.sum()) + shifts_D.repeat(lengths_D)
+    return flat
+
+
+def _picked(x_BS: Tensor, flat: NDArray[np.int64]) -> NDArray[Any]:
+    return x_BS.cpu().numpy().reshape(-1)[flat]
+
+
+def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy without waiting for what the device has still to do."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """The N counted tokens of a pack, all i64 on the host."""
+    """The N counted tokens of a pack."""
 
-    predicting_N: Tensor
+    predicting_N: NDArray[np.int64]
     """Position in the pack of the token before."""
-    flat_N: Tensor
+    flat_N: NDArray[np.int64]
     """Position in the flattened padded batch."""
-    document_N: Tensor
+    document_N: NDArray[np.int64]
     """Document of the pack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Lays chosen rows of one padded batch end to end.
+    """Lays chosen rows of one padded batch, which is on the host, end to end.
+
+    NumPy does the index work: torch would start all its threads for each of many tiny gathers.
 
     ``multiple``: T is rounded up to it by a padding document (sequence parallelism needs multiples of TP).
     """
@@ -178,20 +194,17 @@ class Packer:
     fixed_length: int | None = None
     """T of every pack (at least what its rows need); None = as long as the rows."""
 
-    def _index(self, rows: Rows) -> Tensor:
+    def _index(self, rows: Rows) -> NDArray[np.int64]:
         return _flat_index([self.lengths[row] for row in rows], rows, self.tokens_BS.shape[1])
 
-    def _picked(self, x_BS: Tensor, flat: Tensor) -> Tensor:
-        return x_BS.reshape(-1)[flat.to(x_BS.device)]
-
     def _predicted(self, rows: Rows) -> _Predicted:
-        lengths_D = torch.tensor([self.lengths[row] for row in rows], dtype=torch.int64)
+        lengths_D = np.array([self.lengths[row] for row in rows], dtype=np.int64)
         flat_T = self._index(rows)
-        counted_T = self._picked(self.mask_BS, flat_T).cpu()
+        counted_T = _picked(self.mask_BS, flat_T)
         # Nothing precedes the first token of a document.
-        counted_T[lengths_D.cumsum(0) - lengths_D] = False
-        positions_N = counted_T.nonzero()[:, 0]
-        document_T = torch.arange(len(rows)).repeat_interleave(lengths_D)
+        counted_T[lengths_D.cumsum() - lengths_D] = False
+        (positions_N,) = counted_T.nonzero()
+        document_T = np.arange(len(rows)).repeat(lengths_D)
         return _Predicted(positions_N - 1, flat_T[positions_N], document_T[positions_N])
 
     def pack_tokens(self, rows: Rows) -> PackedTokens:
@@ -201,12 +214,14 @@ class Packer:
         assert num_padding >= 0
         lengths = (*lengths, num_padding) if num_padding else lengths
         predicted = self._predicted(rows)
-        tokens_T = torch.nn.functional.pad(self._picked(self.tokens_BS, self._index(rows)), (0, num_padding))
+        tokens_T = np.pad(_picked(self.tokens_BS, self._index(rows)), (0, num_padding))
+        pairs_2N = np.stack([predicted.predicting_N, _picked(self.tokens_BS, predicted.flat_N)])
+        predicting_N, targets_N = _on_device(pairs_2N, self.device).unbind()
         return PackedTokens(
-            tokens_T=tokens_T.to(self.device),
-            predicting_N=predicted.predicting_N.to(self.device),
-            targets_N=self._picked(self.tokens_BS, predicted.flat_N).to(self.device),
-            cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(self.device),
+            tokens_T=_on_device(tokens_T, self.device),
+            predicting_N=predicting_N,
+            targets_N=targets_N,
+            cu_seqlens=_on_device(np.array([0, *lengths]).cumsum().astype(np.int32), self.device),
             lengths=lengths,
             rows=rows,
         )
@@ -214,22 +229,13 @@ class Packer:
     def pack_loss_inputs(self, batch: MiniBatch, rows: Rows) -> LossInputs:
         """What the loss needs of the tokens that a pack of ``rows`` predicts."""
         predicted = self._predicted(rows)
-
-        def picked(x_BS: Tensor) -> Tensor:
-            return self._picked(x_BS, predicted.flat_N).to(self.device)
-
-        def picked_if_any(x_BS: Tensor | None) -> Tensor | None:
-            return None if x_BS is None else picked(x_BS)
-
+        fields: dict[str, Any] = {f"{name}_N": getattr(batch, f"{name}_BS") for name in _LOSS_FIELDS}
+        present = {name: _picked(x_BS, predicted.flat_N) for name, x_BS in fields.items() if x_BS is not None}
+        packed_FN = _on_device(np.stack(list(present.values())), self.device)
+        fields = dict.fromkeys(fields) | dict(zip(present, packed_FN.unbind(), strict=True))
         return LossInputs(
-            loss_weights_N=picked(batch.loss_weights_BS),
-            old_logprobs_N=picked_if_any(batch.old_logprobs_BS),
-            ref_logprobs_N=picked_if_any(batch.ref_logprobs_BS),
-            values_N=picked(batch.values_BS),
-            advantages_N=picked(batch.advantages_BS),
-            returns_N=picked(batch.returns_BS),
-            importance_weights_N=picked(batch.importance_weights_BS),
-            samples_N=predicted.document_N.to(self.device),
+            **fields,
+            samples_N=_on_device(predicted.document_N, self.device),
             num_samples=len(rows),
             num_response_tokens=batch.num_response_tokens,
         )
@@ -238,8 +244,20 @@ class Packer:
         """Put ``[N]`` values of several packs back: f32 ``[B, S]`` in token coordinates, 0 where nothing was predicted."""
         flat = torch.zeros(self.tokens_BS.numel(), dtype=torch.float32, device=self.device)
         for packed, values_N in parts:
-            flat[self._predicted(packed.rows).flat_N.to(self.device)] = values_N.float()
+            flat[_on_device(self._predicted(packed.rows).flat_N, self.device)] = values_N.float()
         return flat.view(self.tokens_BS.shape)
+
+
+_LOSS_FIELDS = (
+    "loss_weights",
+    "old_logprobs",
+    "ref_logprobs",
+    "values",
+    "advantages",
+    "returns",
+    "importance_weights",
+)
+"""F32 numbers of each token that a mini-batch has and a loss may read."""
 
 
 def pack_mini_batch(batch: MiniBatch, packer: Packer, cut: Sequence[Rows]) -> list[MicroBatch]:

@@ -240,9 +240,10 @@ class MegatronRole:
             self.groups,
             forward_only=False,
         )
+        # Before anything is read back from the device, which would leave it idle until the step is queued.
+        outcome = optimizer.step()
         metrics = self._reduce_metrics(kept)
         outputs = self._collect(packer, packs, kept, num_outputs) if num_outputs else batch.loss_weights_BS.new_zeros(0)
-        outcome = optimizer.step()
         return {
             **metrics,
             **packing_metrics(shares, packer.lengths, packer.multiple, equal=self._packs_are_equal),
