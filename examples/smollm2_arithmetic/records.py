@@ -54,18 +54,22 @@ class RunRecord:
     """``step``, ``prompt``, ``response``, ``reward``: some of the first and of the last step."""
     peak_allocated_gib: float
 
+    def warm_steps(self, skip: int = 5) -> list[dict[str, float]]:
+        """Steps after the first ``skip``, which compile and warm up; of a shorter run the last one."""
+        return self.steps[min(skip, len(self.steps) - 1) :]
+
     def step_seconds(self, skip: int = 5) -> list[float]:
-        """Seconds of each step after the first ``skip``, which compile and warm up."""
-        return [row["seconds"] for row in self.steps[skip:]]
+        """Seconds of each warm step."""
+        return [row["seconds"] for row in self.warm_steps(skip)]
 
     def median(self, name: str, skip: int = 5) -> float | None:
-        """Median of a number over steps; None where no step has it."""
-        values = [row[name] for row in self.steps[skip:] if name in row]
+        """Median of a number over warm steps; None where none has it."""
+        values = [row[name] for row in self.warm_steps(skip) if name in row]
         return statistics.median(values) if values else None
 
     def tokens_per_second(self, skip: int = 5) -> float:
-        """Prompt and response tokens over seconds, all steps after the first ``skip``."""
-        return sum(row["tokens"] for row in self.steps[skip:]) / sum(self.step_seconds(skip))
+        """Prompt and response tokens over seconds, warm steps."""
+        return sum(row["tokens"] for row in self.warm_steps(skip)) / sum(self.step_seconds(skip))
 
     def seconds_to_reward(self, level: float) -> float | None:
         """Training time until the mean reward of the last five steps reaches ``level``; None = never."""
