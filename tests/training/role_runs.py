@@ -163,6 +163,8 @@ def assert_same_run(answers: list[Answer], run: RoleRun, expected: Answer) -> No
             if key in expected:
                 assert_close(answer[key], expected[key], key)  # type: ignore[arg-type]
         for name, value in expected["metrics"].items():  # type: ignore[attr-defined]
+            if name.startswith(("packing/", "balance/")):
+                continue  # what the layout does to the batch
             assert_close(np.array(answer["metrics"][name]), np.array(value), name)  # type: ignore[index]
     for what in ("gradients", "weights"):
         if what == "gradients" and run.layout.data > 1 and run.config.optim.use_distributed_optimizer:
