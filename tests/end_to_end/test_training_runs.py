@@ -54,7 +54,7 @@ LEAVING = (
 )
 """All memory that may leave does; a run resumed so must equal one in which it stays."""
 STOP = "tests.end_to_end.callbacks:TerminateAfterStep4"
-NOT_REPEATABLE = ("timing_s/", "perf/", "memory/", "sync/seconds")
+NOT_REPEATABLE = ("timing_s/", "perf/", "memory/", "memory_after/", "sync/seconds")
 """Families that depend on the clock and on what else the process holds."""
 
 
