@@ -12,14 +12,18 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import last_json
+from benchmarks.harness import last_line
 from launchers.environment import num_visible_gpus
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
+
+_NO_ID = 2**30
+"""Above every id of every model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +42,9 @@ class BareJob:
     kv_cache_memory_bytes: int
     temperature: float
     num_stop_ids: int
-    """Stop ids that no answer contains: looking a sampled id up among them takes its time."""
+    """See ``request_parameters``."""
     batches: list[list[tuple[list[int], int]]]
     """Per call of generate, prompt ids and response length of every request. The first call warms up."""
-    stop_below: int
-    """The stop ids are counted down from here, and lie above every id of the model."""
 
     def write(self, path: Path) -> None:
         """Leave it for the other process."""
@@ -56,24 +58,35 @@ class BareJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareRollout:
-    """What vLLM alone took, call by call, the first one left out."""
+    """What vLLM alone took, call by call."""
 
-    start_s: float
+    start_s: float | None
+    """Of its engine; None where it was the run's."""
     seconds: tuple[float, ...]
     tokens: tuple[int, ...]
     """Generated."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Median over the calls."""
+        return median(tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True))
+
+    @classmethod
+    def read(cls, text: str) -> BareRollout:
+        """From one JSON object."""
+        found = json.loads(text)
+        return cls(start_s=found["start_s"], seconds=tuple(found["seconds"]), tokens=tuple(found["tokens"]))
 
 
 def measure_apart(job: BareJob, folder: Path) -> BareRollout:
     """Measure in a process of its own; the job's file is left in ``folder``. Raises RuntimeError where it fails."""
     path = folder / "bare_job.json"
     job.write(path)
-    found = last_json([sys.executable, "-m", "benchmarks.bare_rollout", str(path)])
-    return BareRollout(start_s=found["start_s"], seconds=tuple(found["seconds"]), tokens=tuple(found["tokens"]))
+    return BareRollout.read(last_line([sys.executable, "-m", "benchmarks.bare_rollout", str(path)]))
 
 
-def measure(job: BareJob) -> dict[str, object]:
-    """Seconds of each call after the first, and the tokens each generated."""
+def measure(job: BareJob) -> BareRollout:
+    """Every call after the first."""
     # Asking torch for a GPU would start CUDA here, and the engine core is forked.
     if num_visible_gpus(os.environ) == 0:
         set_engine_environment("cpu")
@@ -99,14 +112,14 @@ def measure(job: BareJob) -> dict[str, object]:
     start_s = time.perf_counter() - began
     seconds = [_generate(llm, job, batch) for batch in job.batches]
     tokens = [sum(length for _, length in batch) for batch in job.batches]
-    return {"start_s": start_s, "seconds": seconds[1:], "tokens": tokens[1:]}
+    return BareRollout(start_s=start_s, seconds=tuple(seconds[1:]), tokens=tuple(tokens[1:]))
 
 
 def _generate(llm: LLM, job: BareJob, batch: list[tuple[list[int], int]]) -> float:
     from vllm import TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in batch]
-    parameters = [_parameters(job, length, seed) for seed, (_, length) in enumerate(batch)]
+    parameters = [request_parameters(job.temperature, length, seed, job.num_stop_ids) for seed, (_, length) in enumerate(batch)]
     llm.reset_prefix_cache()
     began = time.perf_counter()
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
@@ -115,20 +128,26 @@ def _generate(llm: LLM, job: BareJob, batch: list[tuple[list[int], int]]) -> flo
     return seconds
 
 
-def _parameters(job: BareJob, length: int, seed: int) -> SamplingParams:
+def request_parameters(temperature: float, length: int, seed: int, num_stop_ids: int) -> SamplingParams:
+    """Of a request that generates exactly ``length`` tokens.
+
+    ``num_stop_ids`` ids that no model has end it too: looking each sampled id up among them takes its time.
+    """
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=job.temperature,
+        temperature=temperature,
         seed=seed,
         max_tokens=length,
         ignore_eos=True,
-        stop_token_ids=[job.stop_below - index for index in range(job.num_stop_ids)],
+        stop_token_ids=[_NO_ID + index for index in range(num_stop_ids)],
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(BareJob.read(Path(sys.argv[1])))))
+    print(json.dumps(asdict(measure(BareJob.read(Path(sys.argv[1]))))))

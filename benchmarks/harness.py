@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -181,8 +181,8 @@ class Bench:
         return float(first.elapsed_time(last)) / inner
 
 
-def last_json(command: list[str]) -> dict[str, Any]:
-    """Run a module of this repository in a process of its own; the last line of its output is a JSON object.
+def last_line(command: list[str]) -> str:
+    """Run a module of this repository in a process of its own; returns the last line of its output.
 
     Raises RuntimeError where it fails.
     """
@@ -190,8 +190,7 @@ def last_json(command: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=PROCESS_LIMIT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done.stdout.splitlines()[-1]
 
 
 def commit() -> str:

@@ -116,10 +116,10 @@ def _bare_figures(arguments: argparse.Namespace, model: ModelConfig, rollout: Ro
         kv_cache_memory_bytes=int(rollout.kv_cache_gib * 2**30),
         temperature=rollout.temperature,
         num_stop_ids=0,
-        stop_below=0,
         batches=batches,
     )
     found = measure_apart(job, folder)
+    assert found.start_s is not None
     rates = [tokens / seconds for tokens, seconds in zip(found.tokens, found.seconds, strict=True)]
     return _figures(arguments, "vLLM alone", rates, found.start_s, None)
 

@@ -4,7 +4,7 @@ One GPU or any number:  ``python -m benchmarks.step --model qwen2_5_1_5b --algor
 Several shapes:         ``... --model qwen2_5_0_5b qwen2_5_1_5b qwen2_7b --algorithm grpo ppo``
 With settings:          ``... -- actor.ppo_max_token_len_per_gpu=8192 rollout.enforce_eager=true``
 Side by side:           ``... --compare model.transformer_impl=local --compare model.transformer_impl=transformer_engine``
-Against vLLM alone:     ``... --bare``; where the time of scoring and update goes: ``--profile``
+Against vLLM alone:     ``... --bare inside``; where the time of scoring and update goes: ``--profile``
 For the estimator:      ``... --store measurements.json``
 
 Writes ``<out>.json`` and ``<out>.md``; several calls with one ``--out`` add up, and the last of a name counts. Steps are the
@@ -19,10 +19,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.step_figures import Ceilings
 from benchmarks.step_report import StepReport, keep_report
-from benchmarks.step_run import Variant, measure_ceilings_apart, run_bare, run_variant
+from benchmarks.step_run import Bare, Variant, measure_ceilings_apart, run_bare, run_variant
 from benchmarks.step_workload import Workload
 from megatron_rl.config.errors import ConfigError
 
@@ -51,18 +52,16 @@ def _measure(variant: Variant, arguments: argparse.Namespace, ceilings: Ceilings
     except (ConfigError, RuntimeError) as failure:
         print(f"{variant.name}: {failure}", file=sys.stderr, flush=True)
         return False
-    report = StepReport.of(measured, ceilings, None, command)
+    report, complete = StepReport.of(measured, ceilings, None, command), True
     keep_report(out, report)
     if arguments.store is not None:
         report.store(arguments.store, measured)
-    complete = True
-    if arguments.bare:
-        try:
-            report = StepReport.of(measured, ceilings, run_bare(measured, out.parent / "work"), command)
-            keep_report(out, report)
-        except RuntimeError as failure:
-            print(f"{variant.name}, vLLM alone: {failure}", file=sys.stderr, flush=True)
-            complete = False
+    try:
+        report = StepReport.of(measured, ceilings, run_bare(measured, out.parent / "work"), command)
+        keep_report(out, report)
+    except RuntimeError as failure:
+        print(f"{variant.name}, vLLM alone: {failure}", file=sys.stderr, flush=True)
+        complete = False
     print(report.markdown(), flush=True)
     return complete
 
@@ -82,6 +81,7 @@ def variants(arguments: argparse.Namespace) -> Iterator[Variant]:
             ),
             steps=arguments.steps,
             warmup_steps=arguments.warmup_steps,
+            bare=arguments.bare,
             profile=arguments.profile,
             compared=tuple(compared.split()),
             overrides=tuple(arguments.overrides),
@@ -101,7 +101,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--response-tokens", type=int, default=1024, help="budget of a response")
     parser.add_argument("--mean-response-tokens", type=int, default=1024, help="mean of the geometric law before the cut")
     parser.add_argument("--full-length", action="store_true", help="every response uses up its budget")
-    parser.add_argument("--bare", action="store_true", help="compare the rollout with vLLM alone")
+    parser.add_argument(
+        "--bare",
+        choices=get_args(Bare),
+        default="none",
+        help="the same requests by vLLM alone: inside = its loop on the run's engine; apart = LLM.generate, another process",
+    )
     parser.add_argument("--profile", action="store_true", help="one step more, whose scoring and update are profiled")
     parser.add_argument("--compare", action="append", help="settings of one variant, separated by spaces; may be repeated")
     parser.add_argument("--store", type=Path, help="measurement file of the estimator to add to")

@@ -181,8 +181,7 @@ def _against_bare(phases: list[PhaseFigures], bare: BareRollout | None, engines:
     if bare is None:
         return None
     ours = next(phase.tokens_per_s for phase in phases if phase.phase == "gen")
-    theirs = Spread.of([tokens / seconds for tokens, seconds in zip(bare.tokens, bare.seconds, strict=True)]).median
-    return None if ours is None else ours / (theirs * engines)
+    return None if ours is None else ours / (bare.tokens_per_s * engines)
 
 
 def _row(phase: PhaseFigures) -> str:

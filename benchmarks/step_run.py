@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.bare_rollout import BareJob, BareRollout, measure_apart
-from benchmarks.harness import last_json
+from benchmarks.harness import last_line
 from benchmarks.step_figures import Ceilings, Document, read_documents
 from benchmarks.step_workload import Workload, engine_overrides, write_workload
 from launchers.environment import num_visible_gpus
+from launchers.job import WORKER_MODULE
 from launchers.submit import launch_task
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.run import RunConfig
@@ -26,6 +28,9 @@ from megatron_rl.observability.sinks import Record, read_metrics
 from megatron_rl.rollout.prompt_distribution import distribute_prompts
 from megatron_rl.weights.hf_config import hf_config
 
+Bare = Literal["none", "inside", "apart"]
+"""Where vLLM alone is measured: on the run's engine when training is over, or in a process of its own."""
+BARE_FILE = "vllm_alone.json"
 ALGORITHM_OVERRIDES = {
     # With a KL term there is a reference, whose scoring is a forward pass and nothing else.
     "grpo": ("actor.use_kl_loss=true",),
@@ -55,6 +60,7 @@ class Variant:
     workload_per_gpu: Workload
     steps: int
     warmup_steps: int
+    bare: Bare = "none"
     profile: bool = False
     compared: tuple[str, ...] = ()
     """Overrides that tell this variant from others."""
@@ -108,10 +114,11 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
             if variant.profile
             else ()
         ),
+        *(("trainer.callbacks=[benchmarks.step_bare:SameRequests]",) if variant.bare == "inside" else ()),
         *variant.settings,
     ]
     config = compose_run(overrides)
-    code = launch_task("train", config)
+    code = launch_task("train", config, "benchmarks.step_worker" if variant.bare == "inside" else WORKER_MODULE)
     run_dir = (experiment_dir(config) / "latest").resolve()
     if code != 0:
         raise RuntimeError(f"exit code {code}; logs in {run_dir / 'logs'}")
@@ -120,7 +127,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
 
 def measure_ceilings_apart() -> Ceilings:
     """Rates of one device, measured in a process of its own so that nothing of it stays on the device."""
-    found = last_json([sys.executable, "-m", "benchmarks.ceilings"])
+    found = json.loads(last_line([sys.executable, "-m", "benchmarks.ceilings"]))
     return Ceilings(matmul_flops_per_s=found["matmul"], copy_bytes_per_s=found["copy"])
 
 
@@ -153,7 +160,6 @@ def bare_job(measured: Measured, folder: Path) -> BareJob:
         kv_cache_memory_bytes=int(rollout.kv_cache_gib * 2**30),
         temperature=rollout.temperature,
         num_stop_ids=len(tokenizer.eos_token_ids) if not rollout.ignore_eos else 0,
-        stop_below=config.model.vocab_size + 2**20,
         batches=batches,
     )
 
@@ -166,8 +172,12 @@ def _draft(variant: Variant, folder: Path) -> tuple[RunConfig, int]:
     return with_world(composed, ranks, num_gpus), ranks
 
 
-def run_bare(measured: Measured, folder: Path) -> BareRollout:
-    """Generate with vLLM alone what the measured steps of the first engine have generated. Raises RuntimeError."""
+def run_bare(measured: Measured, folder: Path) -> BareRollout | None:
+    """What vLLM alone took for what the first engine has generated. Raises RuntimeError where it fails."""
+    if measured.variant.bare == "none":
+        return None
+    if measured.variant.bare == "inside":
+        return BareRollout.read((measured.run_dir / BARE_FILE).read_text())
     return measure_apart(bare_job(measured, folder), folder)
 
 

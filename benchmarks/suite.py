@@ -7,6 +7,7 @@ process of its own on all GPUs of the machine; one that fails is named in the re
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from benchmarks.harness import commit, last_json
+from benchmarks.harness import commit, last_line
 from launchers.environment import num_visible_gpus
 
 
@@ -36,7 +37,7 @@ def gpu_parts(num_gpus: int) -> list[Part]:
     """What one host with NVIDIA GPUs can measure."""
     pairs = f"-m torch.distributed.run --standalone --nproc-per-node {num_gpus} -m benchmarks.reshard --pairs all"
     between = [f"{pairs} --model {model} --out {{out}}/reshard" for model in ("qwen2_5_1_5b", "qwen2_7b")] * (num_gpus > 1)
-    step = "-m benchmarks.step --bare --store {out}/measurements.json --out {out}/step"
+    step = "-m benchmarks.step --bare apart --store {out}/measurements.json --out {out}/step"
     return [
         Part(
             name="kernels",
@@ -99,7 +100,7 @@ def cpu_parts() -> list[Part]:
         Part(
             name="step",
             title="RL step",
-            commands=(f"-m benchmarks.step --model tiny --algorithm grpo ppo {tiny} --bare --out {{out}}/step",),
+            commands=(f"-m benchmarks.step --model tiny --algorithm grpo ppo {tiny} --bare inside --out {{out}}/step",),
             stem="step",
         ),
     ]
@@ -116,7 +117,7 @@ def main() -> int:
     unknown = set(chosen.only or ()) - {part.name for part in parts}
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in parts)}")
-    device = str(last_json([sys.executable, "-m", "benchmarks.ceilings"])["device"])
+    device = str(json.loads(last_line([sys.executable, "-m", "benchmarks.ceilings"]))["device"])
     prefix = f"{date.today().isoformat()}_{device_slug(device)}"
     sections, failures = [f"# Benchmarks, {device}, {date.today().isoformat()}, commit {commit()}"], 0
     for part in parts:

@@ -79,4 +79,3 @@ def test_bare_job_holds_the_first_engines_requests(tmp_path: Path) -> None:
     # Two engines of one rank each: the first one answers one of the two prompts.
     assert [[(len(ids), length) for ids, length in batch] for batch in job.batches] == [[(4, 3), (4, 9)]]
     assert (job.num_stop_ids, job.kv_cache_memory_bytes, job.max_model_len) == (10, 2**29, 13)
-    assert job.stop_below > config.model.vocab_size
