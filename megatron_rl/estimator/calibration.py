@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log1p
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.estimator.catalogue import GIB, Gpu
-from megatron_rl.estimator.coefficients import LINEAR_KINDS, PRICES, Coefficient, Coefficients, ideal_s, launch_s, seconds
+from megatron_rl.estimator.coefficients import LINEAR_KINDS, PRICES, Coefficient, Coefficients, ideal_s
 from megatron_rl.estimator.fitted import COEFFICIENTS_FILE, write_coefficients
 from megatron_rl.estimator.least_squares import Observation, Unknown, fit_bounded
 from megatron_rl.estimator.measured_run import MeasuredRun, measured_runs
@@ -33,6 +35,8 @@ from megatron_rl.estimator.step_time import PhaseCost
 PHASE_NOISE_FRAC = 0.05
 """Standard deviation of what the model leaves out, of a phase's time; short phases are noisier."""
 _NOISE_FRAC: Mapping[PhaseName, float] = {"sync": 0.3, "other": 0.3}
+_HOST_BOUND_FRAC = 0.9
+"""Of a phase's time; where launching takes this much the phase tells of the host."""
 _DATA = Path(__file__).parent / "data"
 _PAGE = Path(__file__).parents[2] / "docs" / "cost_estimator.md"
 
@@ -89,25 +93,63 @@ def _mean_of(values: Sequence[float], records: Sequence[Measurement]) -> Coeffic
     return Coefficient(value=fmean(values), spread=pstdev(values), sources=tuple(record.name for record in records))
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One measured phase."""
+
+    name: str
+    costs: Sequence[PhaseCost]
+    measured_s: float
+    spread_s: float
+
+    @property
+    def launches(self) -> float:
+        """Layer passes that the host launches."""
+        return sum(cost.work.layer_passes * (1 + cost.bubble_frac) for cost in self.costs)
+
+    def observation(self, gpu: Gpu) -> Observation:
+        """What it says of the card, if the host keeps up."""
+        messages_s = sum(cost.messages_s * (1 + cost.bubble_frac) for cost in self.costs)
+        weights = [_weight(kind, self.costs, gpu) for kind in LINEAR_KINDS]
+        return Observation(weights, self.measured_s - messages_s, self.spread_s)
+
+    def deviation(self, gpu: Gpu, known: Coefficients) -> float:
+        """Of the model, in standard deviations."""
+        return (sum(cost.seconds(gpu, known) for cost in self.costs) - self.measured_s) / self.spread_s
+
+
 def _phases(runs: Sequence[MeasuredRun], gpu: Gpu, known: Coefficients) -> dict[str, Coefficient]:
-    observations, sources = [], []
+    """The most likely of fits that differ in how fast the host launches: a phase tells of the host or of the card."""
+    rows = []
     for run in runs:
         for phase, costs in run.costs(known):
-            if any(launch_s(cost.work, known) >= seconds(cost.work, gpu, known) > 0 for cost in costs):
-                continue  # the host sets the pace here: nothing is learnt about the card
             measured_s = run.record.phase_seconds[phase]
-            weights = [_weight(kind, costs, gpu) for kind in LINEAR_KINDS]
-            rest_s = measured_s - sum(cost.messages_s * (1 + cost.bubble_frac) for cost in costs)
             spread_s = measured_s * _NOISE_FRAC.get(phase, PHASE_NOISE_FRAC)
-            observations.append(Observation(weights, rest_s, spread_s))
-            sources.append(run.record.name)
+            rows.append(_Row(run.record.name, costs, measured_s, spread_s))
+    tried = [known.layer_pass_s.value * 2 ** (step / 8) for step in range(-24, 25)]
+    fits = [_with_host(rows, gpu, known, pass_s) for pass_s in tried]
+    return min(fits, key=lambda fit: fit[0])[1]
+
+
+def _with_host(rows: Sequence[_Row], gpu: Gpu, known: Coefficients, pass_s: float) -> tuple[float, dict[str, Coefficient]]:
+    """The fit if the host takes ``pass_s`` to launch a layer: (squared deviations, coefficients)."""
+    bound = [row for row in rows if row.launches * pass_s >= _HOST_BOUND_FRAC * row.measured_s]
+    free = [row for row in rows if row not in bound]
     unknowns = [_unknown(kind, known) for kind in LINEAR_KINDS]
-    found = {}
-    for number, (kind, (value, spread)) in enumerate(zip(LINEAR_KINDS, fit_bounded(unknowns, observations), strict=True)):
-        speaking = [name for name, o in zip(sources, observations, strict=True) if o.weights[number] > 0]
+    observations = [row.observation(gpu) for row in free]
+    believed, found = known.layer_pass_s, {}
+    error = (log(pass_s / believed.value) / log1p(believed.spread / believed.value)) ** 2  # hosts differ by factors
+    if bound:
+        names = tuple(dict.fromkeys(row.name for row in bound))
+        found["layer_pass_s"] = Coefficient(value=pass_s, spread=PHASE_NOISE_FRAC * pass_s, sources=names)
+    for number, (value, spread) in enumerate(fit_bounded(unknowns, observations)):
+        kind, unknown = LINEAR_KINDS[number], unknowns[number]
+        error += ((value - unknown.mean) / unknown.spread) ** 2
+        speaking = [row.name for row, o in zip(free, observations, strict=True) if o.weights[number] > 0]
         if speaking:
             found[PRICES[kind].coefficient] = _coefficient(kind, value, spread, tuple(dict.fromkeys(speaking)))
-    return found
+    fitted = known.updated(found, gpu.name)
+    return error + sum(row.deviation(gpu, fitted) ** 2 for row in rows), found
 
 
 def _weight(kind: str, costs: Sequence[PhaseCost], gpu: Gpu) -> float:

@@ -39,7 +39,7 @@ class Coefficients:
     """Of the data-sheet memory bandwidth, by what layers and head read and write."""
     memory_frac: Coefficient = Coefficient(value=0.87, spread=0.07)
     """Likewise, by long plain copies."""
-    layer_pass_s: Coefficient = Coefficient(value=0.2e-3, spread=0.1e-3)
+    layer_pass_s: Coefficient = Coefficient(value=0.4e-3, spread=0.3e-3)
     """Of the host, to launch one layer's kernels once; hidden while the card has more to do."""
     decode_matmul_frac: Coefficient = Coefficient(value=0.5, spread=0.2)
     """Of the data-sheet FLOP rate, by products with one row for each running sequence."""

@@ -41,8 +41,10 @@ TRUTH = replace(
 SHAPES = ("qwen2_5_0_5b", "qwen2_5_1_5b", "qwen2_7b")
 
 
-def measured_run(model: str, *, prompts: int = 64, response: float = 700.0, **changes: object) -> MeasuredRun:
-    """A run of eight samples a prompt on one H200 that took what ``TRUTH`` says, to the digit."""
+def measured_run(
+    model: str, *, prompts: int = 64, response: float = 700.0, truth: Coefficients = TRUTH, **changes: object
+) -> MeasuredRun:
+    """A run of eight samples a prompt on one H200 that took what ``truth`` says, to the digit."""
     fields: dict[str, object] = {
         "name": f"{model}_{prompts}_{response:.0f}",
         "gpu": "H200-141GB",
@@ -69,7 +71,7 @@ def measured_run(model: str, *, prompts: int = 64, response: float = 700.0, **ch
         "source": "test",
     }
     (draft,) = measured_runs([Measurement.model_validate(fields | changes)])
-    true_s = {phase: sum(cost.seconds(draft.gpu, TRUTH) for cost in costs) for phase, costs in draft.costs(TRUTH)}
+    true_s = {phase: sum(cost.seconds(draft.gpu, truth) for cost in costs) for phase, costs in draft.costs(truth)}
     return replace(draft, record=draft.record.model_copy(update={"phase_seconds": true_s}))
 
 
@@ -93,6 +95,15 @@ def test_fit_predicts_what_it_has_not_seen(runs: list[MeasuredRun]) -> None:
     held = [row for row in rows if row.use == "held_out"]
     assert len(held) == 2 * 5
     assert all(abs(row.deviation_frac) < (0.5 if row.phase in ("sync", "other") else 0.03) for row in held)
+
+
+def test_fit_tells_a_slow_host_from_a_slow_card(runs: list[MeasuredRun]) -> None:
+    """Passes of a small model in small micro-batches wait for the host; the card's coefficients stay what they were."""
+    slow = replace(TRUTH, layer_pass_s=Coefficient(value=1e-3))
+    small = measured_run("qwen2_5_0_5b", truth=slow, name="small", settings={"actor.ppo_max_token_len_per_gpu": 2048})
+    found = fit([*runs, small], H200)
+    assert found.layer_pass_s.value == pytest.approx(1e-3, rel=0.1) and found.layer_pass_s.sources == ("small",)
+    assert found.matmul_frac.value == pytest.approx(fit(runs, H200).matmul_frac.value, rel=0.02)
 
 
 def test_fit_narrows_what_was_believed(runs: list[MeasuredRun]) -> None:
