@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,11 +36,11 @@ def job() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _role(optim: dict[str, object]) -> MegatronRole:
+def _role(optim: dict[str, object], **shape: int) -> MegatronRole:
     # A large epsilon: Adam otherwise turns rounding noise in tiny gradients into full-size steps.
     settings = OptimConfig.model_validate({"lr": 0.01, "eps": 0.1, "betas": (0.9, 0.99), **optim})
     config = TrainedRoleConfig(optim=settings, ppo_max_token_len_per_gpu=64)
-    model = tiny_model(tied=False).model_copy(update={"hidden_size": 256, "intermediate_size": 512})
+    model = tiny_model(tied=False).model_copy(update={"hidden_size": 256, "intermediate_size": 512, **shape})
     layout, registry = ParallelLayout(), GroupRegistry()
     return MegatronRole.build(model, config, layout, registry, Platform.detect(), total_optimizer_steps=10, seed=3)
 
@@ -69,6 +70,22 @@ def test_precision_aware_steps_match_plain_ones(optim: dict[str, object], tolera
     _train(plain, 3)
     _train(aware, 3)
     _assert_close(aware, plain, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("optim", "expected"),
+    [(PLAIN, 18), (AWARE, 16), (HALF_MOMENTS, 12), (HALF_GRADIENTS, 10)],
+    ids=["plain", "f32", "bf16_moments", "bf16_moments_and_gradients"],
+)
+def test_bytes_held_per_parameter_match_the_documentation(optim: dict[str, object], expected: int) -> None:
+    _train(_role(optim), 1)  # Libraries keep workspaces from their first use on.
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    role = _role(optim, vocab_size=200_000)
+    _train(role, 2)
+    gc.collect()
+    held = torch.cuda.memory_allocated() - before
+    assert held / sum(parameter.numel() for parameter in role.parameters.values()) == pytest.approx(expected, abs=0.3)
 
 
 @pytest.mark.parametrize(
