@@ -7,8 +7,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 # Pure packages: no torch, or torch functions without state. They are type-checked strictly.
-PURE := megatron_rl/config megatron_rl/types megatron_rl/parallel/layout.py megatron_rl/algorithms \
-        megatron_rl/resharding megatron_rl/estimator megatron_rl/sweep launchers
+PURE := megatron_rl/config megatron_rl/types $(addprefix megatron_rl/parallel/,layout.py rank_order.py from_config.py) \
+        megatron_rl/algorithms megatron_rl/resharding megatron_rl/estimator megatron_rl/sweep launchers
 SOURCES := megatron_rl hydra_conf kernels launchers tests setup.py $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
