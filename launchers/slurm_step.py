@@ -56,6 +56,7 @@ class SlurmStep:
             lambda srun, number: srun.send_signal(signal.SIGUSR1),  # srun takes SIGTERM as "kill the step now"
             lambda code, console: self.blame(code, console),
             self.overdue,
+            orphaned=signal.SIGTERM,  # killed outright, srun would leave its tasks behind
         )
 
     def _absent_text(self, absent: Sequence[str], console: str) -> str:

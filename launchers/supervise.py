@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -41,11 +42,15 @@ class RankStarter:
     """Exit code (negative = signal) and last output of the program -> exit code of the job and why, empty if said."""
     overdue: Callable[[], bool]
     """Whether the program has had its time to start the ranks and must end; ``explain`` then says why."""
+    orphaned: signal.Signals
+    """What the program gets where this process is killed: nobody waits for the ranks any more, and they hold GPUs."""
 
 
 def torchrun_starter(logs_dir: Path) -> RankStarter:
-    """Ranks are torchrun's own children; its report names the first that failed."""
-    return RankStarter(_signal_children, lambda code, console: _blame(code, console, logs_dir), lambda: False)
+    """Ranks are torchrun's own children and die with it; its report names the first that failed."""
+    return RankStarter(
+        _signal_children, lambda code, console: _blame(code, console, logs_dir), lambda: False, orphaned=signal.SIGKILL
+    )
 
 
 def run_supervised(
@@ -71,7 +76,7 @@ def run_supervised(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which decides what to pass on
-            preexec_fn=_prepare_child if sys.platform == "linux" else None,
+            preexec_fn=partial(_prepare_child, chosen.orphaned) if sys.platform == "linux" else None,
         )
         assert child.stdout is not None
         with _forwarding(child, chosen):
@@ -85,9 +90,9 @@ def run_supervised(
     return code
 
 
-def _prepare_child() -> None:
+def _prepare_child(orphaned: signal.Signals) -> None:
     """Die with the parent; let nothing that inherits from here be killed by a SIGUSR1 it does not listen to."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, orphaned)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 

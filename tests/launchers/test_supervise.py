@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,31 @@ def test_run_supervised_does_not_wait_for_what_the_child_left_behind(tmp_path) -
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'])"
     assert run_supervised(python(code), os.environ, tmp_path) == 0
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_run_supervised_killed_takes_a_child_with_it_that_hears_no_signal(tmp_path) -> None:
+    deaf = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    supervisor = subprocess.Popen(
+        python(
+            "import os, pathlib, sys; from launchers.supervise import run_supervised; "
+            f"run_supervised([sys.executable, '-c', {deaf!r}], os.environ, pathlib.Path({str(tmp_path)!r}))"
+        ),
+        stdout=subprocess.PIPE,
+    )
+    assert supervisor.stdout is not None
+    child = int(supervisor.stdout.readline())
+    supervisor.kill()
+    deadline = time.monotonic() + 10
+    while _lives(child):
+        assert time.monotonic() < deadline, "the child lives on"
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
