@@ -15,6 +15,7 @@ from kernels.fp8_blocks import BlockScaled as BlockScaled
 from kernels.fp8_blocks import prepare_block_scales, prepare_quantise
 from kernels.linear_logprob import linear_logprob, linear_token_loss
 from kernels.repack import Repack, prepare_repack
+from kernels.rmsnorm import rmsnorm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
 from kernels.token_loss import TokenLossInputs as TokenLossInputs
@@ -157,3 +158,8 @@ def prepare_fp8_scales(weights: Sequence[BlockScaled]) -> Repack:
 def prepare_fp8_copies(sources: Sequence[Tensor], destinations: Sequence[Tensor], weights: Sequence[BlockScaled]) -> Repack:
     """Prepare copies of views of weights into FP8 views, each element over its block's scale. See ``kernels.fp8_blocks``."""
     return prepare_quantise(sources, destinations, weights)
+
+
+def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dim, the mean in f32. See ``kernels.rmsnorm.rmsnorm``."""
+    return rmsnorm(x, weight_H, eps)

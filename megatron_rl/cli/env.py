@@ -89,14 +89,14 @@ def transformer_engine(fault: str | None, installed: str | None, on_cuda: bool) 
     if not on_cuda:
         return Finding(name, "absent", "nothing on a CPU")
     state = "absent" if installed is None else f"{installed}, broken"
-    lost = "slower layers and Adam; no 16-bit optimizer state; no gradients added inside the product"
+    lost = "slower attention and Adam; no 16-bit optimizer state; no gradients added inside the product"
     return Finding(name, state, lost if installed is None else f"{lost} ({fault})")
 
 
 def layers(fault: str | None, on_cuda: bool, apex_accumulation: bool) -> Finding:
     """Which layers ``model.transformer_impl=auto`` builds here."""
     if on_cuda and fault is None:
-        return Finding("layers (auto)", "Transformer Engine")
+        return Finding("layers (auto)", "Transformer Engine in bf16 from hidden_size 1536, else local")
     accumulation = ", gradients added inside the product by NVIDIA Apex" if on_cuda and apex_accumulation else ""
     return Finding("layers (auto)", f"local{accumulation}")
 
@@ -132,12 +132,12 @@ def _attention_kernels() -> list[Finding]:
         Finding(
             "attention: cuDNN",
             "absent" if cudnn is None else str(cudnn),
-            "nothing: packed attention does not use it" if cudnn is None else "",
+            "Transformer Engine's packed attention cannot run" if cudnn is None else "",
         ),
         Finding(
             "attention: flash_attn",
             package or "absent",
-            "" if package else "nothing: torch brings its own",
+            "" if package else "nothing: torch and cuDNN bring their own",
         ),
     ]
 

@@ -195,7 +195,7 @@ def build_stage(
     """
     layout, coordinates = groups.layout, groups.coordinates
     assert coordinates is not None, "this rank is outside the role's layout"
-    implementation = layer_implementation(model.transformer_impl, platform)
+    implementation = layer_implementation(model, platform)
     config = transformer_config(model, layout, platform, recompute or RecomputeConfig(), implementation)
     stage, last = coordinates.pipeline, layout.pipeline - 1
     chunks = []

@@ -10,10 +10,14 @@ from typing import Literal
 
 import torch
 
-from megatron_rl.config.model import TransformerImpl
+from megatron_rl.config.model import ModelConfig
 from megatron_rl.runtime.platform import Platform
 
 LayerImplementation = Literal["transformer_engine", "local"]
+
+ENGINE_HIDDEN_SIZE = 1536
+"""From this width on ``auto`` takes Transformer Engine. Its modules cost the host more; narrower layers keep the device waiting
+for them (30 layers of hidden 576: 163 ms against 115 ms for the local spec, 16,384 tokens forward and backward)."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,33 +40,35 @@ def has_apex_accumulation() -> bool:
     return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
 
 
-def choose_implementation(asked: TransformerImpl, device: torch.device, fault: str | None) -> LayerImplementation:
+def choose_implementation(model: ModelConfig, platform: Platform, fault: str | None) -> LayerImplementation:
     """Resolve ``model.transformer_impl``.
 
     Args:
-        asked: the key's value.
-        device: of the role.
+        model: holds the key; ``auto`` also looks at its width.
+        platform: of the role.
         fault: why Transformer Engine cannot be used, None if it can.
 
     Raises ValueError where Transformer Engine is asked for and cannot run here.
     """
-    if asked == "transformer_engine":
-        reason = "it computes on CUDA only, and this run on the CPU" if device.type != "cuda" else fault
+    on_cuda = platform.device.type == "cuda"
+    if model.transformer_impl == "transformer_engine":
+        reason = fault if on_cuda else "it computes on CUDA only, and this run on the CPU"
         if reason is not None:
             raise ValueError(
                 f"model.transformer_impl=transformer_engine cannot be used here: {reason}. "
                 "Use model.transformer_impl=auto or local, or install transformer-engine for this CUDA and torch"
             )
         return "transformer_engine"
-    if asked == "local" or device.type != "cuda" or fault is not None:
-        return "local"
-    return "transformer_engine"
+    # Transformer Engine multiplies f32 matrices in TF32.
+    suits = on_cuda and platform.dtype != torch.float32 and model.hidden_size >= ENGINE_HIDDEN_SIZE
+    return "transformer_engine" if model.transformer_impl == "auto" and suits and fault is None else "local"
 
 
-def layer_implementation(asked: TransformerImpl, platform: Platform) -> LayerImplementation:
+def layer_implementation(model: ModelConfig, platform: Platform) -> LayerImplementation:
     """``choose_implementation`` for this process; says so where an installed Transformer Engine is passed over."""
-    fault = transformer_engine_fault() if asked != "local" and platform.device.type == "cuda" else None
-    chosen = choose_implementation(asked, platform.device, fault)
+    asked = model.transformer_impl != "local" and platform.device.type == "cuda"
+    fault = transformer_engine_fault() if asked else None
+    chosen = choose_implementation(model, platform, fault)
     if chosen == "local" and fault not in (None, "not installed"):
         _log.warning("Transformer Engine is passed over, layers are the local spec: %s", fault)
     return chosen

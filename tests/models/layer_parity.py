@@ -17,6 +17,7 @@ from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.runtime.platform import Platform
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.types.batches import MiniBatch
+from tests.models.plain_cpu import on_plain_cpu
 from tests.support.distributed import run_distributed
 from tests.support.tiny_models import ragged_batch, tiny_model
 from tests.training.role_runs import RatioLoss
@@ -86,9 +87,9 @@ def answer(model: ModelConfig, variant: Variant, weights: Arrays) -> Answer:
 
 
 def answer_on_cpu(model: ModelConfig, weights: Arrays) -> Answer:
-    """The same in f32 on the CPU of a host with GPUs, in a process that does not see them."""
+    """The same in f32 on the CPU of a host with GPUs, in a process that sees neither them nor Transformer Engine."""
     with _hidden_gpus():
-        (answered,) = run_distributed(1, answer, model, Variant("local", "float32"), weights, fresh=True)
+        (answered,) = run_distributed(1, on_plain_cpu, model, weights, fresh=True)
     assert isinstance(answered, Answer)
     return answered
 
