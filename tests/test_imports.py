@@ -42,7 +42,7 @@ LAYERS = {
 FOUNDATIONS = ("megatron_rl.resharding.spec",)
 """Modules that any layer above ``config`` may import: the language of fragments."""
 PEER_IMPORTS = {
-    *(("estimator", f"resharding.{module}") for module in ("planner", "aliasing", "megatron_layout", "vllm_rules")),
+    *(("estimator", f"resharding.{module}") for module in ("placement", "fan_out")),
     # The learning curve of a resumed run joins its attempts as the report does.
     ("training", "report.run"),
 }

@@ -51,6 +51,6 @@ def configured_strategy(
         pool=Pool(gpu=gpu, num_gpus=num_gpus, roles=roles_of(workload)),
         deployment=deployment,
         memory=phase_memory(deployment, process_memory(known), num_micro_batches=count),
-        times=step_parts(deployment, workload, gpu, known, planned_sync(deployment, plan=True)),
+        times=step_parts(deployment, workload, gpu, known, planned_sync(deployment, gpu.gpus_per_node, plan=True)),
         usable_bytes=usable_bytes(gpu, known),
     )

@@ -27,7 +27,7 @@ def verdict_line(best: Plan, advice: str) -> str:
 
 def sync_line(strategy: Strategy) -> str:
     """The planned weight transfer of the busiest rank."""
-    size = planned_sync(strategy.deployment, plan=True)
+    size = planned_sync(strategy.deployment, strategy.pool.gpu.gpus_per_node, plan=True)
     if size is None:
         return "no engine here"
     if size.received_bytes == size.copied_bytes == 0:

@@ -63,7 +63,7 @@ class MeasuredRun:
         if not self.record.phase_seconds:
             return
         deployment = self.deployment
-        sync = planned_sync(deployment, plan=False)
+        sync = planned_sync(deployment, self.gpu.gpus_per_node, plan=False)
         costs = step_costs(deployment, self.workload, self.gpu, known, sync)
         measured = sorted((cost for cost in costs if cost.phase in self.record.phase_seconds), key=lambda cost: cost.phase)
         for phase, components in groupby(measured, key=lambda cost: cost.phase):

@@ -302,7 +302,7 @@ class Search:
 
     def times(self, deployment: Deployment, *, plan: bool) -> tuple[TimePart, ...]:
         """Seconds of a step; ``plan`` asks the planner for the transfer's bytes."""
-        sync = planned_sync(deployment, plan=plan)
+        sync = planned_sync(deployment, self.pool.gpu.gpus_per_node, plan=plan)
         return step_parts(deployment, self.workload, self.pool.gpu, self.coefficients, sync)
 
 

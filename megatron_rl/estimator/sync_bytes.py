@@ -9,11 +9,9 @@ from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.deployment import Deployment
 from megatron_rl.estimator.parameters import engine_parameters, layer_parts, total_parameters
 from megatron_rl.estimator.shared_weights import engine_own_parameters
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
-from megatron_rl.resharding.aliasing import with_aliases
-from megatron_rl.resharding.megatron_layout import megatron_layout
-from megatron_rl.resharding.planner import plan_reshard
-from megatron_rl.resharding.vllm_rules import vllm_rules_layout
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.resharding.fan_out import plan_transfer
+from megatron_rl.resharding.placement import placements
 from megatron_rl.weights.names import logical_tensors
 
 MAX_PLANNED_RANKS = 64
@@ -39,10 +37,11 @@ def sync_bytes(
     *,
     itemsize: int,
     budget_bytes: int,
+    ranks_per_node: int,
     aliased: bool,
     plan: bool,
 ) -> SyncBytes:
-    """Bytes of one weight transfer on the busiest rank; ``plan=False`` takes the closed form."""
+    """Bytes of one weight transfer on the busiest rank, as a run would do it; ``plan=False`` takes the closed form."""
     dense = model.moe is None and model.mla is None
     if not plan or not dense or train.world_size > MAX_PLANNED_RANKS:
         bound = received_bound_bytes(model, train, rollout.tensor, itemsize)
@@ -50,16 +49,19 @@ def sync_bytes(
         written = [engine_own_parameters(model, train, rollout.tensor, stage) for stage in stages]
         needed = max(written, default=engine_parameters(model, rollout.tensor)) * itemsize
         return SyncBytes(received_bytes=bound, copied_bytes=max(0, needed - bound), bound_bytes=bound, planned=False)
-    planned = plan_reshard(
+    placed = placements(model, train, rollout, ranks_per_node)["run"]
+    transfer = plan_transfer(
         logical_tensors(model),
-        megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor)),
-        train.ranks,
-        vllm_rules_layout(model, rollout),
-        train.ranks,
+        placed.source,
+        placed.train.ranks,
+        placed.destination,
+        placed.rollout.ranks,
         itemsize=itemsize,
         budget_bytes=budget_bytes,
+        ranks_per_node=ranks_per_node,
+        fan_out=True,
     )
-    costs = (with_aliases(planned) if aliased else planned).costs.values()
+    costs = (transfer.aliased() if aliased else transfer).both.costs.values()
     return SyncBytes(
         received_bytes=max(max(cost.received_bytes, cost.sent_bytes) for cost in costs),
         copied_bytes=max(cost.copied_bytes for cost in costs),
@@ -68,7 +70,7 @@ def sync_bytes(
     )
 
 
-def planned_sync(deployment: Deployment, *, plan: bool) -> SyncBytes | None:
+def planned_sync(deployment: Deployment, ranks_per_node: int, *, plan: bool) -> SyncBytes | None:
     """Of a deployment's actor and engine; None without an engine."""
     if deployment.engine is None:
         return None
@@ -78,6 +80,7 @@ def planned_sync(deployment: Deployment, *, plan: bool) -> SyncBytes | None:
         RolloutLayout(tensor=deployment.engine.tensor, data=deployment.engine.data),
         itemsize=deployment.weight_bytes,
         budget_bytes=deployment.sync_budget_bytes,
+        ranks_per_node=ranks_per_node,
         aliased=deployment.engine.aliased,
         plan=plan,
     )

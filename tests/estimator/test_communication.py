@@ -82,10 +82,12 @@ NESTED = [
     (ParallelLayout(tensor=4), 1),
     (ParallelLayout(tensor=2, pipeline=2), 2),
     (ParallelLayout(pipeline=2, data=2), 1),
+    (ParallelLayout(tensor=2, data=2), 4),
+    (ParallelLayout(tensor=2, pipeline=2), 4),
 ]
-"""Training layouts whose shards the engine's rank order nests, so that the closed form holds on every rank."""
-CROSSED = [(ParallelLayout(tensor=2, data=2), 4), (ParallelLayout(tensor=4), 2), (ParallelLayout(tensor=2, pipeline=2), 4)]
-"""Natural rank order lies across the shards: the closed form is what another order could reach."""
+"""Training layouts whose shards nest in a run's rank order, so that the closed form holds on every rank."""
+CROSSED = [(ParallelLayout(tensor=4), 2), (ParallelLayout(tensor=4, data=2), 2), (ParallelLayout(tensor=4, pipeline=2), 2)]
+"""Every rank order of a run lies across the shards: the closed form is what a free placement could reach."""
 
 
 def ids(pairs: list[tuple[ParallelLayout, int]]) -> list[str]:
@@ -95,7 +97,7 @@ def ids(pairs: list[tuple[ParallelLayout, int]]) -> list[str]:
 def planned_and_closed(train: ParallelLayout, rollout: int) -> tuple[int, int]:
     model = small_model(num_layers=4, tie_word_embeddings=False, num_key_value_heads=4)
     engines = RolloutLayout(tensor=rollout, data=train.world_size // rollout)
-    size = sync_bytes(model, train, engines, itemsize=2, budget_bytes=2**20, aliased=False, plan=True)
+    size = sync_bytes(model, train, engines, itemsize=2, budget_bytes=2**20, ranks_per_node=8, aliased=False, plan=True)
     assert size.planned
     return size.bound_bytes, received_bound_bytes(model, train, rollout, 2)
 
@@ -120,6 +122,7 @@ def test_sync_bytes_of_equal_layouts_is_zero() -> None:
         RolloutLayout(tensor=2, data=2),
         itemsize=2,
         budget_bytes=2**20,
+        ranks_per_node=8,
         aliased=False,
         plan=True,
     )
@@ -130,7 +133,7 @@ def test_sync_bytes_of_equal_layouts_is_zero() -> None:
 def test_sync_bytes_of_shared_weights_moves_nothing(plan: bool) -> None:
     layouts = ParallelLayout(tensor=2, data=2), RolloutLayout(tensor=2, data=2)
     model = small_model(vocab_size=256)  # no padding on either side
-    size = sync_bytes(model, *layouts, itemsize=2, budget_bytes=2**20, aliased=True, plan=plan)
+    size = sync_bytes(model, *layouts, itemsize=2, budget_bytes=2**20, ranks_per_node=8, aliased=True, plan=plan)
     assert (size.received_bytes, size.copied_bytes) == (0, 0)
 
 
