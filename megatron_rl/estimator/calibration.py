@@ -70,18 +70,15 @@ def _rates(runs: Sequence[MeasuredRun]) -> dict[str, Coefficient]:
 
 
 def _memory(runs: Sequence[MeasuredRun]) -> dict[str, Coefficient]:
-    """What the driver counts beyond torch, and what torch holds beyond what it handed out, where a run noted them."""
+    """What the driver counts beyond torch, where a run noted it.
+
+    A sleeping engine's pool is in torch's figures and not in the driver's, so such runs tell nothing.
+    """
     found = {}
     starts = [run.record for run in runs if "engine_start_bytes" in run.record.yardsticks]
     if starts:
         found["engine_bytes"] = _mean_of([record.yardsticks["engine_start_bytes"] for record in starts], starts)
-    whole = [run.record for run in runs if run.record.reserved_memory_gib and run.record.peak_memory_gib]
-    if whole:
-        held = [record.reserved_memory_gib or 0.0 for record in whole]
-        used = [max(record.peak_memory_gib.values()) for record in whole]
-        cards = [run.gpu.memory_bytes / GIB for run in runs if run.record in whole]
-        idle = [max(0.0, h - u) / card for h, u, card in zip(held, used, cards, strict=True)]
-        found["headroom_frac"] = _mean_of(idle, whole)
+    runs = [run for run in runs if run.deployment.engine is not None and not run.deployment.engine.sleeps]
     outside = [run.record for run in runs if run.record.device_memory_gib and run.record.reserved_memory_gib]
     if outside:
         gaps = [((r.device_memory_gib or 0.0) - (r.reserved_memory_gib or 0.0)) * GIB for r in outside]

@@ -64,7 +64,7 @@ class Coefficients:
     engine_bytes: Coefficient = Coefficient(value=0.12 * GIB, spread=0.1 * GIB)
     """CUDA graphs and persistent buffers of the engine, inside torch's allocator."""
     headroom_frac: Coefficient = Coefficient(value=0.05, spread=0.03)
-    """Of the card, what the allocator holds beyond what it has handed out at the worst moment."""
+    """Of the card, kept free for fragmentation. Not fitted: an allocator with room to spare holds more than it must."""
     gpu: str = ""
     """Whose measurements were used; empty = none."""
 

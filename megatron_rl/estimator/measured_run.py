@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.catalogue import Gpu, find_gpu
+from megatron_rl.estimator.catalogue import GIB, Gpu, find_gpu
 from megatron_rl.estimator.coefficients import Coefficients, process_memory
 from megatron_rl.estimator.configured import deployment_of
 from megatron_rl.estimator.deployment import Deployment, Workload
 from megatron_rl.estimator.measurements import Measurement, PhaseName
 from megatron_rl.estimator.memory import phase_memory
 from megatron_rl.estimator.memory_part import Phase, PhaseMemory
+from megatron_rl.estimator.rank_memory import with_engine_sleep
 from megatron_rl.estimator.recorded_settings import recorded_config
 from megatron_rl.estimator.step_time import PhaseCost, num_micro_batches, step_costs
 from megatron_rl.estimator.sync_bytes import planned_sync
@@ -41,8 +42,9 @@ class MeasuredRun:
 
     @property
     def deployment(self) -> Deployment:
-        """Roles and engine."""
-        return deployment_of(self.config, self.record.num_gpus, on_gpu=True)
+        """Roles and engine, which sleeps if the run will have let it."""
+        decided = with_engine_sleep(self.config, self.record.num_gpus, self.gpu.memory_bytes / GIB, self.gpu)
+        return deployment_of(decided, self.record.num_gpus, on_gpu=True)
 
     @property
     def workload(self) -> Workload:
@@ -70,17 +72,23 @@ class MeasuredRun:
             yield phase, list(components)
 
     def peak_bytes(self, known: Coefficients) -> dict[Phase, int]:
-        """Predicted peaks of torch's allocator: without what lies outside of it."""
-        phases = self._phase_memory(known)
+        """Predicted peaks of torch's allocator, without what lies outside of it.
+
+        Its statistics count the pool of a sleeping engine as if it were there.
+        """
+        deployment = self.deployment
+        assert deployment.engine is not None, "a configured run has one"
+        awake = replace(deployment, engine=replace(deployment.engine, sleeps=False))
+        phases = self._phase_memory(awake, known)
         return {p.phase: sum(part.size_bytes for part in p.parts if part.role != "process") for p in phases}
 
     def card_bytes(self, known: Coefficients) -> float:
         """Predicted peak of the card: all parts, and what the allocator holds beyond them."""
-        fullest = max(phase.total_bytes for phase in self._phase_memory(known))
+        fullest = max(phase.total_bytes for phase in self._phase_memory(self.deployment, known))
         return fullest + known.headroom_frac.value * self.gpu.memory_bytes
 
-    def _phase_memory(self, known: Coefficients) -> tuple[PhaseMemory, ...]:
-        deployment, workload = self.deployment, self.workload
+    def _phase_memory(self, deployment: Deployment, known: Coefficients) -> tuple[PhaseMemory, ...]:
+        workload = self.workload
         count = num_micro_batches(deployment.roles[0], workload, workload.actor_optimizer_steps, workload.actor_passes)
         return phase_memory(deployment, process_memory(known), num_micro_batches=count)
 

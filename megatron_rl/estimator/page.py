@@ -64,7 +64,7 @@ def summary(rows: Sequence[Comparison]) -> str:
         return "No measurement of this trainer has been held out yet, so the accuracy of the model is not known.\n"
     lines = []
     for what, goal, chosen in (
-        ("peaks of memory", MEMORY_GOAL_FRAC, [row for row in held if row.phase in ("peak", "card")]),
+        ("peaks of memory", MEMORY_GOAL_FRAC, [row for row in held if row.phase == "peak"]),
         ("phase times", TIME_GOAL_FRAC, [row for row in held if row.quantity == "s" and row.phase not in ("sync", "other")]),
     ):
         if not chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -84,13 +85,13 @@ def test_estimate_recommends_overrides_that_pass_the_check(small_run: CostEstima
 def test_estimate_says_when_only_more_cards_would_do() -> None:
     found = estimate_cost("7B", "A100-40GB", 2, 32)
     assert not found.fits and found.recommended_strategy.overrides == ()
-    assert "4 x A100-40GB would fit" in found.verdict
-    assert estimate_cost("7B", "A100-40GB", 4, 32).fits
+    enough = re.search(r"(\d+) x A100-40GB would fit", found.verdict)
+    assert enough is not None and estimate_cost("7B", "A100-40GB", int(enough[1]), 32).fits
 
 
 def test_estimate_offloads_where_that_makes_it_fit() -> None:
-    found = estimate_cost("7B", "A100-40GB", 4, 32)
-    assert "actor.optimizer_offload=true" in found.recommended_strategy.overrides
+    found = estimate_cost("1.5B", "L40S", 1, 32)
+    assert found.fits and "actor.optimizer_offload=true" in found.recommended_strategy.overrides
     assert ("other", "all roles", "host link") in {part[:3] for part in found.time_parts}
 
 
