@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9730d", "#555555"
 
 
