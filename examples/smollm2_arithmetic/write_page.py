@@ -20,8 +20,9 @@ from examples.smollm2_arithmetic.runs import RUNS
 
 _SETTING = (
     "512 samples a step (64 prompts x 8), at most 64 new tokens, temperature 1, no KL term, AdamW, constant learning rate "
-    "after 5 warm-up steps, reward 1 if the last number of the answer is right. Held-out accuracy: greedy, 512 questions "
-    "that are never trained on. Seconds count training alone, for both frameworks: start-up and validation are left out. "
+    "after 5 warm-up steps, reward 1 if the last number of the answer is right. Held-out accuracy: greedy, 512 draws "
+    "of questions that are never trained on. Seconds count training alone, for both frameworks: start-up and validation are "
+    "left out. "
     "[How to repeat it](../../examples/smollm2_arithmetic/README.md)."
 )
 _REWARD_LEVELS = (0.5, 0.6, 0.7, 0.75)

@@ -14,8 +14,11 @@ class ReasoningGymConfig(Section):
 
     task: str = Field(description="Name of the task, for example spell_backward or chain_sum.")
     task_kwargs: dict[str, Any] = Field({}, description="Arguments of the task's generator.")
-    train_size: PositiveInt = Field(4096, description="Unique training questions.")
-    val_size: PositiveInt = Field(256, description="Unique held-out questions, none of them in training.")
+    train_size: PositiveInt = Field(4096, description="Training questions.")
+    val_size: PositiveInt = Field(256, description="Held-out questions, none of them in training.")
+    repeat: bool = Field(
+        False, description="true = the task's own distribution, where easy questions recur; false = each question once."
+    )
     seed: NonNegativeInt = Field(0, description="Seed of the question pool and of its split.")
     prompt_suffix: str = Field("\n", description="Text appended to each question.")
 

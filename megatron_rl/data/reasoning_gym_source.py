@@ -1,4 +1,4 @@
-"""reasoning-gym tasks as prompt source: procedural questions, unique, split by question."""
+"""reasoning-gym tasks as prompt source: procedural questions, split by question."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def _items(config: ReasoningGymConfig, num_draws: int) -> Iterator[dict[str, Any
 
 
 def reasoning_gym_rows(config: ReasoningGymConfig, split: Split, max_rows: int | None = None) -> list[SourceRow]:
-    """Return the unique questions of one split.
+    """Return the questions of one split: each once, or as often as the task draws it (``config.repeat``).
+
+    What that means for a curve: tasks draw small problems as often as large ones, although there are far fewer of them. Half
+    of the draws of chain_sum with one or two digits have one digit, but only 2 % of 8,192 different questions.
 
     Each row holds ``prompt`` (question + suffix), ``question``, ``answer`` and the task's ``metadata``, which its scorer
     needs. The same configuration gives the same rows in the same order.
@@ -70,14 +73,15 @@ def reasoning_gym_rows(config: ReasoningGymConfig, split: Split, max_rows: int |
     seen: set[str] = set()
     for index, item in enumerate(_items(config, num_draws)):
         question = str(item["question"])
-        if question in seen or split_of(question) != split:
+        if split_of(question) != split or (question in seen and not config.repeat):
             continue
         seen.add(question)
         values = {**item, "prompt": question + config.prompt_suffix}
         rows.append(SourceRow(source=config.task, index=index, values=values))
         if len(rows) == wanted:
             return rows
+    kind = split if config.repeat else f"different {split}"
     raise ValueError(
-        f"data.reasoning_gym.{split}_size={size}: {config.task} gave only {len(rows)} different {split} questions in "
-        f"{num_draws} draws. Ask for fewer, or widen data.reasoning_gym.task_kwargs."
+        f"data.reasoning_gym.{split}_size={size}: {config.task} gave only {len(rows)} {kind} questions in "
+        f"{num_draws} draws. Ask for fewer, widen data.reasoning_gym.task_kwargs, or set data.reasoning_gym.repeat=true."
     )

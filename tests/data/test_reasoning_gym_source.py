@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from megatron_rl.config.data import ReasoningGymConfig
@@ -40,6 +42,22 @@ def test_reasoning_gym_rows_append_the_suffix_to_the_prompt_only() -> None:
     assert row.values["prompt"] == row.values["question"] + " =>"
     assert row.values["answer"] == row.values["metadata"]["word"][::-1]
     assert row.uid == f"spell_backward:{row.index}"
+
+
+def test_reasoning_gym_rows_repeat_as_the_task_draws() -> None:
+    """Half of chain_sum's draws have one digit; few different questions have."""
+    task = {"task": "chain_sum", "task_kwargs": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}}
+
+    def one_digit_frac(repeat: bool) -> float:
+        found = _questions(_task(**task, train_size=2000, repeat=repeat), "train")
+        return sum(re.search(r": \d [-+] \d =", question) is not None for question in found) / len(found)
+
+    assert one_digit_frac(True) == pytest.approx(0.5, abs=0.05)
+    assert one_digit_frac(False) < 0.12
+    repeated = _task(**task, repeat=True)
+    assert not set(_questions(repeated, "train")) & set(_questions(repeated, "val"))
+    rows = reasoning_gym_rows(repeated, "train")
+    assert len({row.uid for row in rows}) == len(rows), "an equal question is a row of its own"
 
 
 def test_split_of_ignores_case_and_spacing() -> None:
