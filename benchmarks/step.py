@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if argv is None else argv)
     arguments = _arguments(typed)
     command = shlex.join(["python", "-m", "benchmarks.step", *typed])
-    ceilings = measure_ceilings_apart()
+    ceilings = measure_ceilings_apart(arguments.out.absolute().parent / "work")
     failed = [variant.name for variant in variants(arguments) if not _measure(variant, arguments, ceilings, command)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr, flush=True)

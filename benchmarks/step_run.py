@@ -105,7 +105,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
     last = variant.warmup_steps + variant.steps
     overrides = [
         *_fixed_overrides(variant, folder),
-        *write_workload(folder / "workload", draft.model, workload, last + variant.profile),
+        *write_workload(folder / "workload" / variant.model, draft.model, workload, last + variant.profile),
         *engine_overrides(draft, workload, draft.rollout.data_parallel_size or 1, _element_bytes(draft)),
         f"trainer.total_training_steps={last + variant.profile}",
         f"trainer.log_samples={workload.prompts * workload.samples}",
@@ -125,9 +125,13 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
     return _read(variant, workload, run_dir)
 
 
-def measure_ceilings_apart() -> Ceilings:
-    """Rates of one device, measured in a process of its own so that nothing of it stays on the device."""
-    found = json.loads(last_line([sys.executable, "-m", "benchmarks.ceilings"]))
+def measure_ceilings_apart(folder: Path) -> Ceilings:
+    """Rates of one device, measured in a process of its own so that nothing of it stays on the device; once per folder."""
+    file = folder / "ceilings.json"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(last_line([sys.executable, "-m", "benchmarks.ceilings"]))
+    found = json.loads(file.read_text())
     return Ceilings(matmul_flops_per_s=found["matmul"], copy_bytes_per_s=found["copy"])
 
 
@@ -186,7 +190,7 @@ def _fixed_overrides(variant: Variant, folder: Path) -> list[str]:
         f"model={variant.model}",
         f"algorithm={variant.algorithm}",
         f"trainer.output_dir={folder.absolute()}",
-        f"trainer.experiment_name={variant.model}_{variant.algorithm}",
+        f"trainer.experiment_name={variant.model}",
         "trainer.resume_mode=disable",
         "trainer.logger=[]",
     ]

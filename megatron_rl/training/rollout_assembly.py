@@ -6,6 +6,7 @@ Plan and sync are built in ``sync_assembly.py``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.world import max_model_len
 from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.parallel.layout import ParallelLayout
@@ -74,13 +76,18 @@ def actor_layout(job: Job) -> ParallelLayout:
 
 
 def _model_folder(job: Job) -> Path:
-    """A folder with ``config.json`` for the engine: the checkpoint's, or one written from the shape."""
+    """A folder with ``config.json`` for the engine: the checkpoint's, or one written from the shape.
+
+    The latter is the same for every attempt of an experiment: vLLM finds compiled graphs by the folder's path.
+    """
     if job.config.model.path is not None:
         return Path(job.config.model.path)
-    folder = job.run_dir / "engine_model"
+    folder = experiment_dir(job.config) / "engine_model"
     if job.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         description = hf_config(job.config.model, dtype=str(job.platform.dtype).removeprefix("torch."))
-        (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+        partial_file = folder / f".config.json.{job.run_dir.name}"
+        partial_file.write_text(json.dumps(description, indent=2) + "\n")
+        os.replace(partial_file, folder / "config.json")
     dist.barrier(job.host_group)
     return folder
