@@ -69,7 +69,8 @@ def residues(role: MegatronRole, steps: int, leak: list[Tensor] | None = None) -
 def test_held_memory_is_flat_over_20_steps_in_every_phase(role: MegatronRole) -> None:
     held = residues(role, STEPS)
     for phase, sizes in held.items():
-        assert len(set(sizes[2:])) == 1, f"{phase}: {sizes}"
+        # A scalar may live until the next step; what accumulates raises the least of the later steps.
+        assert min(sizes[10:]) <= min(sizes[2:10]), f"{phase}: {sizes}"
     # An f32 model's moments and gradients are three times its weights.
     weights = sum(parameter.numel() * 4 for parameter in role.parameters.values())
     assert held["update_actor"][-1] - held["old_log_prob"][-1] >= (3 if role.platform.device.type == "cuda" else 1) * weights
