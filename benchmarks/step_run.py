@@ -100,6 +100,16 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
 
     Raises ConfigError where the configuration breaks a rule, RuntimeError where a rank failed.
     """
+    config, workload = compose_variant(variant, folder)
+    code = launch_task("train", config, "benchmarks.step_worker" if variant.bare == "inside" else WORKER_MODULE)
+    run_dir = (experiment_dir(config) / "latest").resolve()
+    if code != 0:
+        raise RuntimeError(f"exit code {code}; logs in {run_dir / 'logs'}")
+    return _read(variant, workload, run_dir)
+
+
+def compose_variant(variant: Variant, folder: Path) -> tuple[RunConfig, Workload]:
+    """The configuration, whose prompts and tokenizer are written below ``folder``, and the work of one step of the job."""
     draft, ranks = _draft(variant, folder)
     workload = replace(variant.workload_per_gpu, prompts=variant.workload_per_gpu.prompts * ranks)
     last = variant.warmup_steps + variant.steps
@@ -109,20 +119,15 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
         *engine_overrides(draft, workload, draft.rollout.data_parallel_size or 1, _element_bytes(draft)),
         f"trainer.total_training_steps={last + variant.profile}",
         f"trainer.log_samples={workload.prompts * workload.samples}",
-        *(
-            ("profiler=torch", f"profiler.steps=[{last + 1}]", "profiler.phases=[old_log_prob,ref,update_actor]")
-            if variant.profile
-            else ()
-        ),
+        *(_profiled(last + 1) if variant.profile else ()),
         *(("trainer.callbacks=[benchmarks.step_bare:SameRequests]",) if variant.bare == "inside" else ()),
         *variant.settings,
     ]
-    config = compose_run(overrides)
-    code = launch_task("train", config, "benchmarks.step_worker" if variant.bare == "inside" else WORKER_MODULE)
-    run_dir = (experiment_dir(config) / "latest").resolve()
-    if code != 0:
-        raise RuntimeError(f"exit code {code}; logs in {run_dir / 'logs'}")
-    return _read(variant, workload, run_dir)
+    return compose_run(overrides), workload
+
+
+def _profiled(step: int) -> tuple[str, ...]:
+    return "profiler=torch", f"profiler.steps=[{step}]", "profiler.phases=[old_log_prob,ref,update_actor]"
 
 
 def measure_ceilings_apart(folder: Path) -> Ceilings:
