@@ -85,11 +85,10 @@ def measurement_of(
         memory: of the fullest rank.
         squared_tokens: mean of (prompt + response)^2 over the samples; 0 = not known.
     """
-    by_phase = {phase: [_seconds(record, names) for record in records] for phase, names in PHASES.items()}
+    phases = {phase: timers for phase, timers in PHASES.items() if phase not in _phases_without_role(config)}
+    by_phase = {phase: [_seconds(record, timers) for record in records] for phase, timers in phases.items()}
     used = {phase: values for phase, values in by_phase.items() if sum(values) > 0}
-    peaks = {
-        phase: max((memory.allocated_gib.get(timer, 0.0) for timer in names), default=0.0) for phase, names in PHASES.items()
-    }
+    peaks = {phase: max(memory.allocated_gib.get(timer, 0.0) for timer in timers) for phase, timers in phases.items()}
     return Measurement(
         name=name,
         gpu=gpu,
@@ -114,6 +113,16 @@ def measurement_of(
         source=source,
         date=date,
     )
+
+
+def _phases_without_role(config: RunConfig) -> set[PhaseName]:
+    """Phases that are timed, and take microseconds, though nothing works in them."""
+    without: set[PhaseName] = set()
+    if not config.uses_critic:
+        without |= {"score_critic", "update_critic"}
+    if not config.uses_reference:
+        without.add("score_reference")
+    return without
 
 
 def catalogue_name(device: str, card_gib: float | None) -> str | None:
