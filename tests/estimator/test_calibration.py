@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron_rl.config.errors import ConfigError
+from megatron_rl.estimator import calibration
 from megatron_rl.estimator.calibration import fit, fit_all, main, taken_in
 from megatron_rl.estimator.catalogue import GIB, find_gpu, gpus
 from megatron_rl.estimator.coefficients import COEFFICIENT_NAMES, Coefficient, Coefficients
@@ -16,6 +17,7 @@ from megatron_rl.estimator.comparison import compare
 from megatron_rl.estimator.fitted import fitted_coefficients, shipped_coefficients, write_coefficients
 from megatron_rl.estimator.measured_run import MeasuredRun, measured_runs
 from megatron_rl.estimator.measurements import (
+    MEASUREMENTS_FILE,
     MeasuredBatch,
     Measurement,
     append_measurement,
@@ -197,16 +199,20 @@ def test_taken_in_replaces_records_of_the_same_name() -> None:
 
 
 def test_main_prints_held_out_rows_and_writes_nothing_when_dry(
-    tmp_path: Path, runs: list[MeasuredRun], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: list[MeasuredRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Measured runs of the same card would pull the fit away from the made-up ones.
+    stored = [record for record in shipped_records() if not record.name.startswith("step_")]
+    write_records(tmp_path / MEASUREMENTS_FILE, stored)
+    monkeypatch.setattr(calibration, "_DATA", tmp_path)
     path = tmp_path / "own.json"
     write_records(path, [run.record for run in runs])
-    before = shipped_records()
+    before = (tmp_path / MEASUREMENTS_FILE).read_bytes()
     assert main([str(path), "--held-out", "1_5b_64", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "| qwen2_5_1_5b_64_700 | **held out** | rollout |" in output
     assert "Held out: 3 of 3 phase times lie within the goal of 15%" in output
-    assert shipped_records() == before
+    assert (tmp_path / MEASUREMENTS_FILE).read_bytes() == before
 
 
 def test_append_measurement_roundtrips(tmp_path: Path) -> None:
