@@ -35,7 +35,7 @@ class SweepSpec(Section):
     parameters: dict[str, list[Any]] = Field({}, description="grid: configuration key -> values.")
     overrides: list[str] = Field([], description="Configuration overrides of every point.")
     warmup_steps: NonNegativeInt = Field(1, description="First steps of each attempt that no statistic counts.")
-    price_per_gpu_hour: NonNegativeFloat | None = Field(None, description="USD; null = no cost columns.")
+    price_per_hour: NonNegativeFloat | None = Field(None, description="USD per GPU hour; null = no cost columns.")
     retry: bool = Field(False, description="Run points again that have failed.")
     estimate: bool = Field(False, description="Model output for every point; those that this host cannot run are not run.")
     gpu: str | None = Field(None, description="estimate: card that the model assumes, for example H200-141GB.")

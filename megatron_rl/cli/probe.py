@@ -26,7 +26,7 @@ usage: megatron-rl probe [num_train_steps=100] [key=value ...]
 
   num_train_steps     steps to run (100)
   warmup_steps        first steps that no statistic counts (1)
-  price_per_gpu_hour  USD, for the cost of the whole run
+  price_per_hour      USD per GPU hour, for the cost of the whole run
   max_hours           above it the run is too slow
   measurements        JSON file that the measurement is added to (trainer.output_dir/measurements.json)
 
@@ -40,7 +40,7 @@ class ProbeSpec(Section):
 
     num_train_steps: PositiveInt = Field(100, description="Steps to run.")
     warmup_steps: NonNegativeInt = Field(1, description="First steps that no statistic counts.")
-    price_per_gpu_hour: NonNegativeFloat | None = Field(None, description="USD; null = no cost.")
+    price_per_hour: NonNegativeFloat | None = Field(None, description="USD per GPU hour; null = no cost.")
     max_hours: PositiveFloat | None = Field(None, description="Longest acceptable run; null = not judged.")
     measurements: str | None = Field(None, description="File that the measurement is added to; null = in output_dir.")
 

@@ -69,7 +69,7 @@ def show_probe(probe: Probe, run_dir: Path) -> int:
     """Print and store what the probe found; returns 1 where it says no to something, else 0."""
     out = console()
     facts = read_facts(run_dir, probe.spec.warmup_steps)
-    price = probe.spec.price_per_gpu_hour
+    price = probe.spec.price_per_hour
     projection = project(facts.statistics.step_s.mean, probe.total_steps, facts.num_ranks, price)
     verdict = [
         judge_memory(facts.peak_gib, facts.card_gib, _longest(facts.records), facts.config.data.max_response_length),

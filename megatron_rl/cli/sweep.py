@@ -29,7 +29,7 @@ usage: megatron-rl sweep scaling gpus=1,2,4 [mode=strong|weak] [key=value ...]
 
   name                folder of the sweep below trainer.output_dir
   warmup_steps        first steps that no statistic counts (1)
-  price_per_gpu_hour  USD, for the cost columns
+  price_per_hour      USD per GPU hour, for the cost columns
   retry=true          run failed points again; finished ones are never run twice
   estimate=true       model output for every point on gpu=CARD; those beyond this host are only modelled
   --dry-run           show the points and stop

@@ -83,7 +83,7 @@ def _measured(folder: Path, point: ManifestPoint, manifest: Manifest) -> PointRe
         point.num_ranks,
         statistics,
         wall_s=record.wall_s,
-        price_per_gpu_hour=manifest.spec.price_per_gpu_hour,
+        price_per_hour=manifest.spec.price_per_hour,
     )
 
 
@@ -107,7 +107,7 @@ def _modelled(
                 compose(point.overrides),
                 point.num_ranks,
                 gpu=spec.gpu,
-                price_per_gpu_hour=spec.price_per_gpu_hour,
+                price_per_hour=spec.price_per_hour,
                 prompt_tokens=spec.prompt_tokens or lengths[0],
                 response_tokens=spec.response_tokens or lengths[1],
             )

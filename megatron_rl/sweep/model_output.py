@@ -30,7 +30,7 @@ def modelled_point(
     num_ranks: int,
     *,
     gpu: str,
-    price_per_gpu_hour: float | None,
+    price_per_hour: float | None,
     prompt_tokens: int | None,
     response_tokens: int | None,
 ) -> PointResult:
@@ -42,7 +42,7 @@ def modelled_point(
         config: of the point.
         num_ranks: cards.
         gpu: kind of card.
-        price_per_gpu_hour: USD; None = no cost.
+        price_per_hour: USD per GPU hour; None = no cost.
         prompt_tokens: mean; None = the configured maximum.
         response_tokens: mean; None = the configured maximum.
 
@@ -76,7 +76,7 @@ def modelled_point(
         memory_gib={phase.phase: phase.total_bytes / GIB for phase in strategy.memory},
         peak_gib=strategy.peak.total_bytes / GIB,
         gpu_hours=None,
-        price_per_gpu_hour=price_per_gpu_hour,
+        price_per_hour=price_per_hour,
         note=f"model output for {num_ranks} x {strategy.pool.gpu.name}" + "".join(f": {doubt}" for doubt in doubts),
     )
 

@@ -37,7 +37,7 @@ class PointResult:
     """What a card must have."""
     gpu_hours: float | None
     """That the point itself took; None for the model."""
-    price_per_gpu_hour: float | None
+    price_per_hour: float | None
     reward: float | None = None
     """Mean over the last fifth of the steps."""
     note: str = ""
@@ -50,14 +50,14 @@ class PointResult:
     @property
     def cost_usd(self) -> float | None:
         """Of running this point."""
-        return None if self.gpu_hours is None or self.price_per_gpu_hour is None else self.gpu_hours * self.price_per_gpu_hour
+        return None if self.gpu_hours is None or self.price_per_hour is None else self.gpu_hours * self.price_per_hour
 
     @property
     def usd_per_million_tokens(self) -> float | None:
         """What a longer run in this setting costs: price * ranks / 3600 / tokens per second * 10^6."""
-        if self.price_per_gpu_hour is None or self.tokens_per_s == 0:
+        if self.price_per_hour is None or self.tokens_per_s == 0:
             return None
-        return self.price_per_gpu_hour * self.num_ranks / 3600 / self.tokens_per_s * 1e6
+        return self.price_per_hour * self.num_ranks / 3600 / self.tokens_per_s * 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def measured_point(
     statistics: StepStatistics,
     *,
     wall_s: float | None,
-    price_per_gpu_hour: float | None,
+    price_per_hour: float | None,
 ) -> PointResult:
     """The result of a run.
 
@@ -87,7 +87,7 @@ def measured_point(
         num_ranks: of the job.
         statistics: of its steps.
         wall_s: from start to end; None = unknown, then the steps alone are paid for.
-        price_per_gpu_hour: USD; None = no cost.
+        price_per_hour: USD per GPU hour; None = no cost.
     """
     return PointResult(
         name=name,
@@ -104,6 +104,6 @@ def measured_point(
         memory_gib=statistics.memory_gib,
         peak_gib=statistics.peak_gib,
         gpu_hours=(statistics.total_s if wall_s is None else wall_s) * num_ranks / 3600,
-        price_per_gpu_hour=price_per_gpu_hour,
+        price_per_hour=price_per_hour,
         reward=None if statistics.reward is None else statistics.reward.last_mean,
     )

@@ -115,7 +115,7 @@ def shown_columns(sweep: SweepResults) -> list[str]:
     headers = ["point", "source", "ranks", "steps/s", "tokens/s", "s/step"]
     headers += ["efficiency", "phase to blame"] if sweep.efficiency else ["reward"]
     headers.append("peak GiB")
-    return headers + (["USD", "USD / M tokens"] if any(r.price_per_gpu_hour is not None for r in sweep.results) else [])
+    return headers + (["USD", "USD / M tokens"] if any(r.price_per_hour is not None for r in sweep.results) else [])
 
 
 def shown_row(sweep: SweepResults, result: PointResult) -> list[str]:

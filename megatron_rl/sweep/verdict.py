@@ -39,10 +39,10 @@ class Projection:
     cost_usd: float | None
 
 
-def project(step_s: float, total_steps: int, num_ranks: int, price_per_gpu_hour: float | None) -> Projection:
+def project(step_s: float, total_steps: int, num_ranks: int, price_per_hour: float | None) -> Projection:
     """Hours and USD of ``total_steps`` steps on ``num_ranks`` GPUs; no price, no cost."""
     hours = step_s * total_steps / 3600
-    cost = None if price_per_gpu_hour is None else hours * num_ranks * price_per_gpu_hour
+    cost = None if price_per_hour is None else hours * num_ranks * price_per_hour
     return Projection(total_steps=total_steps, hours=hours, gpu_hours=hours * num_ranks, cost_usd=cost)
 
 

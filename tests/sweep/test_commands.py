@@ -17,11 +17,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "sweeps"
 
 
 def test_typed_content_splits_a_command_line() -> None:
-    assert typed_content("scaling", ["gpus=1,2", "retry=true", "price_per_gpu_hour=2.5", "model=tiny", "rollout.n=4"]) == {
+    assert typed_content("scaling", ["gpus=1,2", "retry=true", "price_per_hour=2.5", "model=tiny", "rollout.n=4"]) == {
         "kind": "scaling",
         "gpus": [1, 2],
         "retry": True,
-        "price_per_gpu_hour": 2.5,
+        "price_per_hour": 2.5,
         "parameters": {},
         "overrides": ["model=tiny", "rollout.n=4"],
     }
@@ -101,7 +101,7 @@ def test_sweep_and_probe_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     for name in ("RANK", "WORLD_SIZE", "MEGATRON_RL_ATTEMPT"):
         monkeypatch.delenv(name, raising=False)
     shared = [*SMALL_RUN, f"trainer.output_dir={tmp_path}"]
-    command = ["sweep", "scaling", "gpus=1,2", "mode=weak", "price_per_gpu_hour=2", "trainer.total_training_steps=2", *shared]
+    command = ["sweep", "scaling", "gpus=1,2", "mode=weak", "price_per_hour=2", "trainer.total_training_steps=2", *shared]
     assert main(command) == 0
     folder = tmp_path / "scaling_weak"
     rows = list(csv.DictReader((folder / "results.csv").open()))
@@ -116,7 +116,7 @@ def test_sweep_and_probe_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert sorted(folder.glob("*/2*")) == attempts, "finished points ran again"
     assert "gpus_1: finished earlier" in capfd.readouterr().out
 
-    assert main(["probe", "num_train_steps=3", "price_per_gpu_hour=2", "trainer.n_gpus_per_node=1", *shared]) == 0
+    assert main(["probe", "num_train_steps=3", "price_per_hour=2", "trainer.n_gpus_per_node=1", *shared]) == 0
     output = capfd.readouterr().out
     assert "memory_summary" in output and "step_time" in output and "whole run: 60 steps" in output
     (probe,) = (tmp_path / "megatron_rl" / "tiny_cpu_probe").glob("2*/probe.json")

@@ -25,7 +25,7 @@ def point(ranks: int, phases: dict[str, float], tokens: float = 1000.0, source: 
         memory_gib={},
         peak_gib=None,
         gpu_hours=None,
-        price_per_gpu_hour=None,
+        price_per_hour=None,
     )
 
 

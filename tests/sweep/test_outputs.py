@@ -32,7 +32,7 @@ SMALL = PointResult(
     memory_gib={"gen": 3.0, "update_actor": 5.0},
     peak_gib=5.0,
     gpu_hours=0.5,
-    price_per_gpu_hour=4.0,
+    price_per_hour=4.0,
 )
 LARGE = replace(SMALL, name="gpus_2", settings={"gpus": "2"}, num_ranks=2, gpu_hours=1.0)
 MODEL = replace(LARGE, source="model", num_steps=0, step_std_s=None, gpu_hours=None, note="model output for 2 x H200-141GB")
@@ -65,7 +65,7 @@ def test_csv_text_matches_hand_computed() -> None:
 
 
 def test_tables_leave_out_what_was_not_asked() -> None:
-    grid = sweep(replace(SMALL, price_per_gpu_hour=None), scaling=False)
+    grid = sweep(replace(SMALL, price_per_hour=None), scaling=False)
     assert "efficiency_frac" not in csv_text(grid)
     assert "USD" not in shown_columns(grid) and "efficiency" not in shown_columns(grid)
     assert len(shown_row(grid, grid.results[0])) == len(shown_columns(grid))

@@ -20,7 +20,7 @@ NUM_RANKS = 16
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Probe:
-    keys = ["num_train_steps=21", "max_hours=1", "price_per_gpu_hour=3", "trainer.total_training_steps=180"]
+    keys = ["num_train_steps=21", "max_hours=1", "price_per_hour=3", "trainer.total_training_steps=180"]
     return plan_probe(["model=qwen2_5_1_5b", "algorithm=grpo", f"trainer.output_dir={tmp_path}", "data=spell_backward", *keys])
 
 
