@@ -68,8 +68,8 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
-def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
-    """What the engine would refuse only once it is built."""
+def device_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
+    """What the device would refuse only once model and engine are built."""
     device, head_dim = config.trainer.device, config.model.kv_channels
     on_cpu = device == "cpu" or (device == "auto" and num_gpus == 0)
     if on_cpu and config.model.mla is None and head_dim not in CPU_HEAD_DIMS:
@@ -78,6 +78,8 @@ def engine_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:
             f"{key}={head_dim}: on CPU the rollout engine has attention for head dimensions "
             f"{', '.join(map(str, CPU_HEAD_DIMS))} only; set model.head_dim to one of them, or use a GPU"
         )
+    if on_cpu and config.model.transformer_impl == "transformer_engine":
+        yield "model.transformer_impl=transformer_engine computes on GPUs only; use auto or local"
     transport = config.weight_sync.transport
     if on_cpu and transport in ("nccl", "ipc"):
         yield f"weight_sync.transport={transport} needs GPUs; use auto"

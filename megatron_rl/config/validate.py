@@ -7,7 +7,7 @@ from megatron_rl.config.file_rules import file_problems
 from megatron_rl.config.launcher_rules import launcher_problems
 from megatron_rl.config.layout_rules import layout_problems, unbuilt_problems
 from megatron_rl.config.logprob_reuse import reuse_problems
-from megatron_rl.config.method_rules import algorithm_problems, engine_problems, sampling_problems, schedule_problems
+from megatron_rl.config.method_rules import algorithm_problems, device_problems, sampling_problems, schedule_problems
 from megatron_rl.config.profiler_rules import profiler_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import TASKS_WITH_ENGINE, Task, ranks_per_node
@@ -35,7 +35,7 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
     if task in TASKS_WITH_ENGINE:
         problems += sampling_problems(config)
     if task in TASKS_WITH_ENGINE and task != "plan":
-        problems += engine_problems(config, num_gpus)
+        problems += device_problems(config, num_gpus)
     if task != "plan":
         problems += file_problems(config, task)
         problems += launcher_problems(config, task)

@@ -75,6 +75,9 @@ BROKEN = {
         (*GRPO, "actor.optim.overlap_param_gather=true"), "actor.optim.overlap_grad_reduce=true; set both"
     ),
     "cpu_transport": BrokenConfig((*GRPO, "weight_sync.transport=nccl"), "weight_sync.transport=nccl needs GPUs; use auto"),
+    "transformer_engine_on_cpu": BrokenConfig(
+        (*GRPO, "model.transformer_impl=transformer_engine"), "transformer_impl=transformer_engine computes on GPUs only"
+    ),
     "fp8_on_cpu": BrokenConfig((*GRPO, "rollout.quantization=fp8_per_block"), "quantization=fp8_per_block needs a GPU"),
     "fp8_blocks": BrokenConfig(
         (*GRPO, "rollout.quantization=fp8_per_block", "rollout.tensor_parallel_size=2"),
