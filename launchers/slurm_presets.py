@@ -9,48 +9,29 @@ from launchers.slurm import BatchJob, sbatch_script
 _SAVES = ("trainer.save_freq=20", "trainer.max_checkpoints_to_keep=3")
 _TRIAL = ("data=spell_backward",)
 """With the default model, tiny, a script runs as it is: a test of the cluster before a model is there."""
-_WHOLE_NODE = ("--mem=0",)
+
+
+def _training(algorithm: str, nodes: int, summary: str) -> BatchJob:
+    """Training on whole nodes of 8 GPUs."""
+    return BatchJob(
+        name=f"{algorithm}_{nodes}n8g",
+        task="train",
+        nodes=nodes,
+        ranks_per_node=8,
+        gpus_per_node=8,
+        cpus_per_rank=8,
+        time_limit="24:00:00",
+        options=("--mem=0",),
+        overrides=(f"algorithm={algorithm}", *_TRIAL, *_SAVES),
+        own_name=True,
+        summary=summary,
+    )
+
 
 PRESETS = (
-    BatchJob(
-        name="grpo_1n8g",
-        task="train",
-        nodes=1,
-        ranks_per_node=8,
-        gpus_per_node=8,
-        cpus_per_rank=8,
-        time_limit="24:00:00",
-        options=_WHOLE_NODE,
-        overrides=("algorithm=grpo", *_TRIAL, *_SAVES),
-        own_name=True,
-        summary="GRPO on one node of 8 GPUs.",
-    ),
-    BatchJob(
-        name="ppo_1n8g",
-        task="train",
-        nodes=1,
-        ranks_per_node=8,
-        gpus_per_node=8,
-        cpus_per_rank=8,
-        time_limit="24:00:00",
-        options=_WHOLE_NODE,
-        overrides=("algorithm=ppo", *_TRIAL, *_SAVES),
-        own_name=True,
-        summary="PPO with a critic on one node of 8 GPUs.",
-    ),
-    BatchJob(
-        name="grpo_2n8g",
-        task="train",
-        nodes=2,
-        ranks_per_node=8,
-        gpus_per_node=8,
-        cpus_per_rank=8,
-        time_limit="24:00:00",
-        options=_WHOLE_NODE,
-        overrides=("algorithm=grpo", *_TRIAL, *_SAVES),
-        own_name=True,
-        summary="GRPO on two nodes of 8 GPUs.",
-    ),
+    _training("grpo", 1, "GRPO on one node of 8 GPUs."),
+    _training("ppo", 1, "PPO with a critic on one node of 8 GPUs."),
+    _training("grpo", 2, "GRPO on two nodes of 8 GPUs."),
     BatchJob(
         name="sft_1n1g",
         task="sft",
