@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ EXIT_CODE_REQUEUE = 85
 
 
 def main(task: str, run_dir: Path) -> int:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, as every rank does
     rank = os.environ["RANK"]
     (run_dir / f"rank{rank}.txt").write_text(f"{os.environ['WORLD_SIZE']} {os.environ['MEGATRON_RL_ATTEMPT']}")
     print(f"hello from rank {rank}", flush=True)
@@ -27,7 +29,7 @@ def _wait_for_signal(run_dir: Path, rank: str) -> int:
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda got, frame: received.append(got))
-    (run_dir / f"ready{rank}").touch()
+    (run_dir / f"ready{rank}").write_text(str(os.getpid()))
     deadline = time.monotonic() + 60
     while not received and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -14,7 +14,7 @@ from tests.slurm_sandbox.cluster import ROOT, Cluster, obstacle, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STEPS = 40
-GRPO_STEPS = 8
+GRPO_STEPS = 4
 GRPO = (
     "algorithm=grpo",
     "data=spell_backward",

@@ -73,11 +73,21 @@ def test_ranks_of_an_outside_torchrun_share_the_folder_of_rank_0(tmp_path) -> No
 
 
 def test_launch_task_dies_without_orphans(tmp_path) -> None:
+    """Killed outright, it takes its ranks along at once: nobody waits for what they would save, and they hold GPUs."""
     job = start("generate", tmp_path)
     deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("p/e/2*/ready*"))) < 2 and time.monotonic() < deadline:
+    ranks: list[str] = []
+    while len(ranks) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
+        ranks = [text for path in tmp_path.glob("p/e/2*/ready*") if (text := path.read_text())]
+    assert len(ranks) == 2
     job.kill()
-    while len(list(tmp_path.glob("p/e/2*/saved*"))) < 2 and time.monotonic() < deadline:
+    while any(_is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(list(tmp_path.glob("p/e/2*/saved*"))) == 2, "the ranks were not told"
+    assert not any(_is_alive(pid) for pid in ranks)
+    assert not list(tmp_path.glob("p/e/2*/saved*"))
+
+
+def _is_alive(pid: str) -> bool:
+    stat = Path("/proc") / pid / "stat"
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
