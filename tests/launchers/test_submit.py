@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import is_alive
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -76,18 +78,13 @@ def test_launch_task_dies_without_orphans(tmp_path) -> None:
     """Killed outright, it takes its ranks along at once: nobody waits for what they would save, and they hold GPUs."""
     job = start("generate", tmp_path)
     deadline = time.monotonic() + 60
-    ranks: list[str] = []
+    ranks: list[int] = []
     while len(ranks) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-        ranks = [text for path in tmp_path.glob("p/e/2*/ready*") if (text := path.read_text())]
+        ranks = [int(text) for path in tmp_path.glob("p/e/2*/ready*") if (text := path.read_text())]
     assert len(ranks) == 2
     job.kill()
-    while any(_is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
+    while any(is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(_is_alive(pid) for pid in ranks)
+    assert not any(is_alive(pid) for pid in ranks)
     assert not list(tmp_path.glob("p/e/2*/saved*"))
-
-
-def _is_alive(pid: str) -> bool:
-    stat = Path("/proc") / pid / "stat"
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

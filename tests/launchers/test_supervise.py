@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from launchers.supervise import run_supervised
+from tests.support.processes import is_alive
 
 
 def python(code: str) -> list[str]:
@@ -53,13 +53,6 @@ def test_run_supervised_killed_takes_a_child_with_it_that_hears_no_signal(tmp_pa
     child = int(supervisor.stdout.readline())
     supervisor.kill()
     deadline = time.monotonic() + 10
-    while _lives(child):
+    while is_alive(child):
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.05)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False

@@ -12,6 +12,7 @@ import pytest
 from megatron_rl.config.data import RewardConfig
 from megatron_rl.rewards.reward import RewardError, RewardSample
 from megatron_rl.rewards.sandbox import RewardPool
+from tests.support.processes import is_alive
 
 _LIMIT_S = 0.5
 
@@ -29,17 +30,10 @@ def _counts(result: Any) -> tuple[float, float, float]:
     return tuple(result.metrics[f"reward/{name}"].value for name in ("errors", "timeouts", "masked"))  # type: ignore[return-value]
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def _wait_until_gone(pids: list[int], limit_s: float = 10.0) -> None:
     deadline = time.monotonic() + limit_s
-    while any(map(_is_running, pids)):
-        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if _is_running(pid)]}"
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_alive(pid)]}"
         time.sleep(0.05)
 
 
@@ -216,7 +210,7 @@ def test_processes_end_when_the_trainer_is_killed(state: str) -> None:
     trainer = subprocess.Popen([sys.executable, "-c", _TRAINER, state], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     pids = [int(text) for text in trainer.stdout.readline().split()]
-    assert len(pids) == 3 and all(map(_is_running, pids))
+    assert len(pids) == 3 and all(map(is_alive, pids))
     time.sleep(0.3)
     trainer.kill()
     trainer.wait()
