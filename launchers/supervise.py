@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import select
@@ -21,9 +20,9 @@ from typing import IO
 
 from launchers.failure import first_failure
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
+from megatron_rl.runtime.parent_death import end_with_parent
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 _REPEAT_S = 5.0
 """SIGUSR1 is sent again after so long: ranks that were still loading have not heard the last one."""
@@ -76,7 +75,7 @@ def run_supervised(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which decides what to pass on
-            preexec_fn=partial(_prepare_child, chosen.orphaned) if sys.platform == "linux" else None,
+            preexec_fn=partial(_prepare_child, os.getpid(), chosen.orphaned),
         )
         assert child.stdout is not None
         with _forwarding(child, chosen):
@@ -90,9 +89,9 @@ def run_supervised(
     return code
 
 
-def _prepare_child(orphaned: signal.Signals) -> None:
-    """Die with the parent; let nothing that inherits from here be killed by a SIGUSR1 it does not listen to."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, orphaned)
+def _prepare_child(parent_pid: int, orphaned: signal.Signals) -> None:
+    """End with the parent; let nothing that inherits from here be killed by a SIGUSR1 it does not listen to."""
+    end_with_parent(parent_pid, orphaned)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 

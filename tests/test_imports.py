@@ -90,6 +90,8 @@ TORCH_FREE = (
     "megatron_rl/cli/sweep_slurm.py",
     "megatron_rl/cli/probe.py",
     "megatron_rl/cli/probe_results.py",
+    "megatron_rl/cli/worker.py",
+    "megatron_rl/runtime/parent_death.py",
     "launchers/",
     "hydra_conf/",
 )

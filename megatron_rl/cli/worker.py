@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
-from megatron_rl.config.run_files import read_run_config
-
-_PR_SET_PDEATHSIG = 1
+from megatron_rl.runtime.parent_death import end_with_parent
 
 
-def end_with_parent() -> None:
-    """Be killed when the launching process dies, however it dies: no rank may outlive its job and hold the GPU."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the launching process is gone")
-
-
-@record
 def main(argv: list[str]) -> int:
     """Run one task on this rank; returns its exit code. ``record`` hands a failure's traceback to torchrun."""
-    end_with_parent()
+    # Before torch, whose import takes seconds: no rank may outlive its job and hold the GPU.
+    end_with_parent(os.getppid())
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    code: int = record(_run)(argv)
+    return code
+
+
+def _run(argv: list[str]) -> int:
     # Imported here so that a broken installation is reported through ``record`` too.
+    from megatron_rl.config.run_files import read_run_config
     from megatron_rl.runtime.known_warnings import silence_known_warnings
 
     silence_known_warnings()

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from megatron_rl.rewards.loading import load_reward
 from megatron_rl.rewards.messages import Outcome, PoolSettings, Ready, Task
 from megatron_rl.rewards.reward import BaseRewardModel
-from megatron_rl.rewards.worker import die_with_parent, serve
+from megatron_rl.rewards.worker import serve
+from megatron_rl.runtime.parent_death import end_with_parent
 
 _ORPHAN_CHECK_S = 1.0
 _SETUP_LIMIT_S = 120.0
@@ -65,7 +66,7 @@ class Supervisor:
             status = 1
             try:
                 os.setsid()  # whatever a reward starts is killed together with it
-                die_with_parent(parent)
+                end_with_parent(parent)
                 ours.close()
                 self._trainer.close()
                 serve(theirs, self._reward)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
 import signal
 import traceback
@@ -12,16 +10,8 @@ from multiprocessing.connection import Connection
 from megatron_rl.rewards.messages import Outcome, Task
 from megatron_rl.rewards.reward import BaseRewardModel, RewardSample
 
-_PR_SET_PDEATHSIG = 1
 _MAX_CAUSE_CHARS = 500
 _MAX_TRACEBACK_CHARS = 4000
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, whatever ends it. Linux only."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the call above
-        os._exit(1)
 
 
 def _as_float(value: object) -> float | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+from megatron_rl.runtime.parent_death import end_with_parent
+
 EXIT_CODE_REQUEUE = 85
 
 
 def main(task: str, run_dir: Path) -> int:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, as every rank does
+    end_with_parent(os.getppid())
     rank = os.environ["RANK"]
     (run_dir / f"rank{rank}.txt").write_text(f"{os.environ['WORLD_SIZE']} {os.environ['MEGATRON_RL_ATTEMPT']}")
     print(f"hello from rank {rank}", flush=True)
