@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.own_keys import split_own_keys
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.loading import group_choices
-from megatron_rl.config.spelling import nearest_choice
 
 RUN_KEYS = {"batch_size": "data.train_batch_size", "epochs": "trainer.total_epochs", "samples_per_prompt": "rollout.n"}
 """Short names of configuration keys."""
@@ -87,34 +87,24 @@ class Call:
 def parse(argv: Sequence[str]) -> Call:
     """Split the command's own keys from the configuration's. Raises ConfigError with every problem."""
     arguments = joined_braces([argument for argument in argv if argument != "--json"])
-    own: dict[str, str] = {}
-    overrides: list[str] = []
-    problems: list[str] = []
-    groups = group_choices()
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key in RUN_KEYS and equals:
-            overrides.append(f"{RUN_KEYS[key]}={value}")
-        elif key in OWN_KEYS and equals:
-            own["gpu" if key == "gpu_type" else key] = value
-        elif "." in key or key.lstrip("+~") in groups or not equals:
-            overrides.append(argument)  # the configuration's own check explains what is wrong with it
-        else:
-            close = nearest_choice(key, (*OWN_KEYS, *groups))
-            advice = f"did you mean {close}?" if close else f"keys are {', '.join(OWN_KEYS)} and the configuration's"
-            problems.append(f"{key}: no such key; {advice}")
+    problems = [
+        f"{word}: write key=value, as in model=qwen2_7b gpu=A100-40GB" for word in arguments if not set(word) & set("=~")
+    ]
+    own, rest = split_own_keys(arguments, OWN_KEYS)
+    overrides = [f"{key}={own[name]}" for name, key in RUN_KEYS.items() if name in own] + rest
     device_map = _mapping("device_map", own.get("device_map", ""), problems)
     counts = {key: _count(key, own[key], problems) for key in COUNT_KEYS if key in own}
     price = _price(own["price_per_hour"], problems) if "price_per_hour" in own else None
     overrides += [f"model={_preset(own['model_size'], problems)}"] if "model_size" in own else []
-    if "gpu" not in own and "device_map" not in own:
+    gpu = own.get("gpu", own.get("gpu_type", ""))
+    if not gpu and "device_map" not in own:
         problems.append("gpu: required but not set; for example gpu=A100-40GB")
     if not any(text.startswith(("model", "experiment")) for text in overrides):
-        problems.append(f"model: required but not set; model is one of: {', '.join(groups['model'])}")
+        problems.append(f"model: required but not set; model is one of: {', '.join(group_choices()['model'])}")
     if problems:
         raise ConfigError(problems)
     return Call(
-        gpu=own.get("gpu", ""),
+        gpu=gpu,
         overrides=tuple(overrides),
         counts=counts,
         device_map=device_map,
@@ -140,7 +130,9 @@ def _mapping(key: str, text: str, problems: list[str]) -> dict[str, str]:
     inner = text.strip().removeprefix("{").removesuffix("}").strip()
     pairs = [item.partition(":") for item in inner.split(",")] if inner else []
     if any(not colon or not value.strip() for _, colon, value in pairs) or (text and not text.startswith("{")):
-        problems.append(f"{key}={text}: write {{name: value, name: value}}, as in device_map={{actor: H100, critic: A100}}")
+        problems.append(
+            f"{key}={text}: write {{name: value, name: value}} in quotes: 'device_map={{actor: H100, critic: A100}}'"
+        )
         return {}
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.loading import group_choices
-from megatron_rl.config.spelling import nearest_choice
+from megatron_rl.config.schema import all_keys
+from megatron_rl.config.spelling import nearest_choice, nearest_key
 
 
 def split_own_keys(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
@@ -23,7 +24,7 @@ def split_own_keys(arguments: Sequence[str], own: Collection[str]) -> tuple[dict
         if key in own and equals:
             found[key] = value
         elif equals and "." not in key and key.lstrip("+~") not in groups:
-            close = nearest_choice(key, (*own, *groups))
+            close = nearest_choice(key, (*own, *groups)) or nearest_key(key, all_keys())
             advice = f"did you mean {close}?" if close else f"the command's own keys are {', '.join(own)}"
             problems.append(f"{key}: no such key; {advice}")
         else:

@@ -25,6 +25,11 @@ FAMILIAR_NAMES = {
     "max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
     "critic_warmup": "critic.warmup_steps",
     "learning_rate": "optim.lr",
+    "nodes": "trainer.nnodes",
+    "gpus_per_node": "trainer.n_gpus_per_node",
+    "epochs": "trainer.total_epochs",
+    "batch_size": "data.train_batch_size",
+    "rollout.batch_size": "data.train_batch_size",
 }
 """Names used elsewhere in the field whose spelling does not lead to ours."""
 
@@ -35,6 +40,8 @@ def _similarity(a: str, b: str) -> float:
 
 def nearest_key(wrong: str, keys: dict[str, SchemaKey]) -> str | None:
     """The dotted key closest to ``wrong`` in last name first and path second; None where nothing is close."""
+    if FAMILIAR_NAMES.get(wrong) in keys:
+        return FAMILIAR_NAMES[wrong]
     path, _, name = wrong.rpartition(".")
     familiar = FAMILIAR_NAMES.get(name)
     best, best_score = None, 0.0

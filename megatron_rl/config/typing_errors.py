@@ -41,7 +41,7 @@ def _hint(key: SchemaKey, value: Any) -> str:
         return f"; write {key.dotted}=[{value}]"
     if accepts.startswith("text") and isinstance(value, int | float):
         return f"; quote it: '{key.dotted}=\"{value}\"'"
-    if isinstance(value, str) and accepts.startswith(("integer", "number")):
+    if isinstance(value, str) and accepts.startswith(("integer", "number")) and any(char.isdigit() for char in value):
         return "; leave the quotes out"
     return ""
 

@@ -24,13 +24,13 @@ def estimate_cost(
     samples_per_prompt: int | None = None,
     price_per_hour: float | Mapping[str, float] | None = None,
     device_map: Mapping[str, str] | None = None,
-    measurements: Path | None = None,
+    measurements: Path | str | None = None,
     overrides: Sequence[str] = (),
 ) -> CostEstimate:
     """Estimate a training run.
 
     Args:
-        model_size: ``"7B"`` and the like, or the name of a preset (``model=``); the critic has the same size.
+        model_size: ``"7B"`` and the like, or the name of a preset (``model=``) or model; the critic has the same size.
         gpu_type: card, for example ``"A100-40GB"``.
         num_gpus: cards.
         batch_size: prompts of one step.
@@ -51,6 +51,10 @@ def estimate_cost(
     Raises:
         ConfigError: a ValueError naming the argument, the value and the nearest names.
     """
+    from megatron_rl.config.errors import ConfigError
+
+    if isinstance(overrides, str):
+        raise ConfigError([f"overrides={overrides!r}: give a list of key=value texts"])
     # Here, so that the parts below (FLOPs, shapes) can be imported without Hydra.
     from megatron_rl.config.loading import compose
     from megatron_rl.estimator.estimate import Request, estimate
@@ -66,12 +70,12 @@ def estimate_cost(
     ]
     typed += [] if samples_per_prompt is None else [f"rollout.n={samples_per_prompt}"]
     request = Request(
-        gpu=gpu_type,
+        gpu=gpu_type or "",
         num_gpus=num_gpus,
         device_map=device_map or {},
         price_per_hour=price_per_hour,
         num_prompts=dataset_size,
-        measurements=measurements,
+        measurements=None if measurements is None else Path(measurements),
         typed=frozenset(text.partition("=")[0].lstrip("+") for text in overrides),
     )
     return estimate(compose([*typed, *overrides]), request)

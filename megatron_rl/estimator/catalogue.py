@@ -85,6 +85,11 @@ def _names() -> dict[str, str]:
     return spellings | {name.lower(): name for name in gpus()}
 
 
+def abbreviates(short: str, full: str) -> bool:
+    """Whether ``short`` is ``full`` without its size, in any case. Example: A100 abbreviates A100-40GB."""
+    return full.lower().startswith(f"{short.lower()}-")
+
+
 def find_gpu(name: str, key: str = "gpu") -> Gpu:
     """Look a GPU up by full or short name, in any case. Raises ConfigError naming ``key`` and the nearest names."""
     full = _names().get(name.lower())

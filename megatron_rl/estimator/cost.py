@@ -35,7 +35,7 @@ class RankedStrategy:
     label: str
     """Example: ``TP2 PP1 DP2, engine TP2 x DP2, micro-batch 16384``."""
     overrides: tuple[str, ...]
-    """What to type to run it; empty where this version cannot."""
+    """What to type to run it; empty where it does not fit or this version cannot."""
     fits: bool
     trainable: bool
     """Whether this version can run it."""

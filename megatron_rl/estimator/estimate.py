@@ -14,7 +14,13 @@ from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.coefficients import COEFFICIENT_NAMES, Coefficients
 from megatron_rl.estimator.cost import CostEstimate, PoolMemory, RankedStrategy, Rejected
 from megatron_rl.estimator.deployment import Workload
-from megatron_rl.estimator.explain import assumption_lines, calibration_lines, sync_line, verdict_line
+from megatron_rl.estimator.explain import (
+    assumption_lines,
+    calibration_lines,
+    sync_line,
+    unused_card_lines,
+    verdict_line,
+)
 from megatron_rl.estimator.fitted import fitted_coefficients
 from megatron_rl.estimator.fsdp import fsdp_deployment, fsdp_memory, fsdp_times
 from megatron_rl.estimator.measured_run import measured_runs
@@ -87,7 +93,8 @@ def estimate(config: RunConfig, request: Request) -> CostEstimate:
     if len(pools) == 1 and best.fits:
         rows.append(_fsdp_row(searches[0], best, workload, prices))
     advice = "" if best.fits and best.untrainable is None else _smallest_fit(searches)
-    return _answer(config, workload, searches, best, rows, rejected, prices, advice)
+    answer = _answer(config, workload, searches, best, rows, rejected, prices, advice)
+    return replace(answer, assumptions=(*answer.assumptions, *unused_card_lines(request.gpu, pools)))
 
 
 def _check_counts(request: Request) -> None:
@@ -98,7 +105,9 @@ def _check_counts(request: Request) -> None:
         "response_tokens": request.response_tokens,
     }
     problems = [
-        f"{key}={count}: must be a whole number above 0" for key, count in counts.items() if count is not None and count < 1
+        f"{key}={count!r}: must be a whole number above 0"
+        for key, count in counts.items()
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1)
     ]
     if problems:
         raise ConfigError(problems)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.catalogue import GIB
+from megatron_rl.estimator.catalogue import GIB, find_gpu
 from megatron_rl.estimator.coefficients import Coefficients
 from megatron_rl.estimator.deployment import Workload
 from megatron_rl.estimator.ranking import Plan, Prices, why_not
@@ -58,6 +58,14 @@ def assumption_lines(config: RunConfig, workload: Workload, prices: Prices, pool
     nodes = [pool for pool in pools if pool.num_gpus > pool.gpu.gpus_per_node]
     lines += [f"{pool.gpu.name}: nodes of {pool.gpu.gpus_per_node}, {pool.gpu.inter_node.name} between them" for pool in nodes]
     return tuple(lines)
+
+
+def unused_card_lines(gpu: str, pools: Sequence[Pool]) -> tuple[str, ...]:
+    """A card that was asked for beside a device map that sends every role elsewhere."""
+    cards = [pool.gpu.name for pool in pools]
+    if not gpu or find_gpu(gpu).name in cards:
+        return ()
+    return (f"no role is on gpu={gpu}: device_map names {', '.join(cards)}",)
 
 
 def calibration_lines(pools: Sequence[Pool], coefficients: Sequence[Coefficients]) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from math import log
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.loading import compose
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.config.spelling import nearest_choice
 
 PRESET_OF_SIZE = {
     "135m": "smollm2_135m",
@@ -29,11 +30,28 @@ def preset_model(name: str) -> ModelConfig:
 
 
 def preset_of_size(size: str) -> str:
-    """Preset of a size such as ``7B``, or of its own name. Raises ConfigError naming the nearest ones."""
-    known = PRESET_OF_SIZE.get(size.lower())
-    if known is not None or size in PRESET_OF_SIZE.values():
-        return known or size
-    close = nearest_choice(size.lower(), PRESET_OF_SIZE)
+    """Preset of a size such as ``7B``, or of a model's name such as ``qwen2_7b`` or ``Qwen/Qwen2-7B``.
+
+    Raises ConfigError with the nearest size and all of them.
+    """
+    text = str(size).replace(" ", "").rpartition("/")[2].lower()
+    preset = PRESET_OF_SIZE.get(text, re.sub(r"[-.]", "_", text))
+    if preset in PRESET_OF_SIZE.values():
+        return preset
+    close = _nearest_size(text)
     advice = f" (did you mean {close.upper()}?)" if close else ""
     sizes = ", ".join(f"{key.upper()} ({preset})" for key, preset in PRESET_OF_SIZE.items())
     raise ConfigError([f"model_size={size}: no such size{advice}; known: {sizes}; any other shape: model= and model.* keys"])
+
+
+def _nearest_size(text: str) -> str | None:
+    """The known size closest in ratio to the one that ``text`` begins with; None where it begins with none."""
+    wanted = _billions(text)
+    if not wanted:
+        return None
+    return min(PRESET_OF_SIZE, key=lambda size: abs(log((_billions(size) or 1.0) / wanted)))
+
+
+def _billions(text: str) -> float | None:
+    number = re.match(r"(\d+(?:\.\d+)?)(m?)", text)
+    return None if number is None else float(number[1]) / (1000 if number[2] else 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.estimator.catalogue import GIB, find_gpu
+from megatron_rl.estimator.catalogue import GIB, abbreviates, find_gpu
 from megatron_rl.estimator.cost import RankedStrategy, gpu_hours, hours
 from megatron_rl.estimator.deployment import Deployment, Workload
 from megatron_rl.estimator.memory_part import PhaseMemory
@@ -80,15 +80,15 @@ class Prices:
 
     @classmethod
     def of(cls, given: float | Mapping[str, float] | None, pools: Sequence[Pool]) -> Prices:
-        """Prices of the pools' cards. Raises ConfigError for a price that is not positive or of an unknown card."""
-        named = {} if given is None or isinstance(given, float | int) else dict(given)
-        by_name = {find_gpu(name, "price_per_hour").name: float(price) for name, price in named.items()}
-        if isinstance(given, float | int):
-            by_name = {pool.gpu.name: float(given) for pool in pools}
+        """Prices of the pools' cards; a short name prices every card that it abbreviates and that has no price of its own.
+
+        Raises ConfigError for a price that is not a number above 0, or of an unknown card.
+        """
+        by_name = _named_prices(given, pools)
         wrong = [
-            f"price_per_hour={price:g}: must be a number above 0, in USD per GPU hour"
+            f"price_per_hour={price!r}: must be a number above 0, in USD per GPU hour"
             for price in by_name.values()
-            if not 0 < price < math.inf
+            if isinstance(price, bool) or not isinstance(price, float | int) or not 0 < price < math.inf
         ]
         if wrong:
             raise ConfigError(wrong)
@@ -99,6 +99,18 @@ class Prices:
     def cost(self, plan: Plan, plan_hours: float) -> float:
         """USD of so many hours on all cards."""
         return sum(plan_hours * s.pool.num_gpus * self.by_card[s.pool.gpu.name] for s in plan.strategies)
+
+
+def _named_prices(given: float | Mapping[str, float] | None, pools: Sequence[Pool]) -> dict[str, float]:
+    """Full name of a card -> its price, as far as they are given."""
+    if given is None:
+        return {}
+    cards = [pool.gpu.name for pool in pools]
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(cards, given)
+    known = {find_gpu(name, "price_per_hour").name: price for name, price in given.items()}
+    short = {card: price for name, price in given.items() for card in cards if abbreviates(name, card)}
+    return short | known
 
 
 def deployment_label(deployment: Deployment) -> str:
@@ -179,7 +191,7 @@ def rank_row(plan: Plan, best: Plan, workload: Workload, prices: Prices) -> Rank
     total_h = hours(plan.step_s, workload.total_steps)
     return RankedStrategy(
         label=plan.label,
-        overrides=() if plan.untrainable else overrides_of(plan.strategies[0].deployment),
+        overrides=overrides_of(plan.strategies[0].deployment) if plan.fits and plan.untrainable is None else (),
         fits=plan.fits,
         trainable=plan.untrainable is None,
         peak_mem_gib=plan.peak_bytes / GIB,

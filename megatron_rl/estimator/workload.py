@@ -24,12 +24,12 @@ def workload_of(
 
     Args:
         config: composed configuration; it need not be complete enough to train.
-        num_prompts: of the data set; None = those of ``data.reasoning_gym``, else ``DEFAULT_NUM_PROMPTS``.
+        num_prompts: of the data set; None = those of ``data.reasoning_gym``, else ``DEFAULT_NUM_PROMPTS``, at least a batch.
         prompt_tokens: mean; None = ``data.max_prompt_length``, an upper bound.
         response_tokens: mean; None = ``data.max_response_length``, an upper bound.
 
     Raises:
-        ConfigError: a mean above its maximum, or mini-batches that do not divide the batch.
+        ConfigError: a mean above its maximum, fewer prompts than a batch, or mini-batches that do not divide the batch.
     """
     data = config.data
     task = data.reasoning_gym
@@ -43,9 +43,14 @@ def workload_of(
     ]
     if problems:
         raise ConfigError(problems)
-    known = task.train_size if task is not None and not data.train_files else DEFAULT_NUM_PROMPTS
+    batch = data.train_batch_size
+    known = task.train_size if task is not None and not data.train_files else max(DEFAULT_NUM_PROMPTS, batch)
+    if (num_prompts or known) < batch:
+        raise ConfigError(
+            [f"dataset_size={num_prompts or known}: fewer prompts than a step takes; lower data.train_batch_size={batch}"]
+        )
     return Workload(
-        prompts_per_step=data.train_batch_size,
+        prompts_per_step=batch,
         samples_per_prompt=config.rollout.n,
         prompt_tokens=prompt_tokens or data.max_prompt_length,
         response_tokens=response_tokens or data.max_response_length,

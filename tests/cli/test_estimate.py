@@ -20,9 +20,9 @@ def test_parse_splits_own_keys_from_the_configurations() -> None:
     call = parse([*CALL[1:], "rollout.n=4", "algorithm=grpo", "price_per_hour=8.5", "--json"])
     assert call.gpu == "A100-40GB" and call.counts == {"num_gpus": 4} and call.price_per_hour == 8.5 and call.as_json
     assert call.overrides == (
-        "model=qwen2_7b",
         "data.train_batch_size=32",
         "trainer.total_epochs=3",
+        "model=qwen2_7b",
         "rollout.n=4",
         "algorithm=grpo",
     )
@@ -68,7 +68,9 @@ WRONG = {
     "model": (["model=qwen2_7"], "did you mean qwen2_7b?"),
     "count": (["num_gpus=four"], "num_gpus=four: must be a whole number above 0"),
     "price": (["price_per_hour=cheap"], "price_per_hour=cheap: must be a number"),
-    "map": (["device_map=H100"], "device_map=H100: write {name: value, name: value}"),
+    "map": (["device_map=H100"], "device_map=H100: write {name: value, name: value} in quotes"),
+    "word": (["A100"], "A100: write key=value"),
+    "few_prompts": (["dataset_size=31"], "dataset_size=31: fewer prompts than a step takes; lower data.train_batch_size=32"),
     "mean": (["prompt_tokens=9999"], "prompt_tokens=9999: the mean is above data.max_prompt_length=512"),
     "file": (["measurements=nowhere.json"], "measurements=nowhere.json: no such file"),
 }

@@ -11,6 +11,7 @@ import pytest
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.estimator import CostEstimate, estimate_cost
+from megatron_rl.estimator.presets import preset_of_size
 
 GOLDEN = Path(__file__).parent / "golden" / "7b_on_4_a100_40gb.json"
 
@@ -104,6 +105,26 @@ def test_estimate_of_unlike_cards_prices_both() -> None:
     assert not found.fits and "not part of this version" in found.verdict
 
 
+def test_estimate_takes_a_short_name_for_the_card_beside_it() -> None:
+    """``gpu=A100-40GB device_map={actor: H100, critic: A100}``: one A100 is meant, and one price."""
+    found = estimate_cost(
+        "7B", "A100-40GB", 4, 32, device_map={"actor": "H100", "critic": "A100"}, price_per_hour={"H100": 4.0, "A100": 2.0}
+    )
+    assert found.gpus == "2 x H100-80GB + 2 x A100-40GB"
+    assert found.price_per_hour == {"H100-80GB": 4.0, "A100-40GB": 2.0} and not found.price_is_assumed
+
+
+def test_estimate_says_when_no_role_is_on_the_card() -> None:
+    found = estimate_cost("7B", "H200", 4, 32, device_map={"actor": "H100", "critic": "H100-80GB"})
+    assert found.gpus == "4 x H100-80GB"
+    assert "no role is on gpu=H200: device_map names H100-80GB" in found.assumptions
+
+
+@pytest.mark.parametrize("name", ["7b", "qwen2_7b", "Qwen/Qwen2-7B", "7 B"])
+def test_preset_of_size_reads_sizes_and_names(name: str) -> None:
+    assert preset_of_size(name) == "qwen2_7b"
+
+
 def test_estimate_counts_cards_by_role() -> None:
     found = estimate_cost("7B", "H200", 1, 32, device_map={"actor": "4xH200", "critic": "2 x H100"})
     assert [(pool.gpu, pool.num_gpus) for pool in found.memory_gib] == [("H200-141GB", 4), ("H100-80GB", 2)]
@@ -149,11 +170,18 @@ REJECTED = {
     "role": ({"device_map": {"critc": "H100"}}, r"device_map.critc: no such role \(did you mean critic\?\)"),
     "unused_role": ({"device_map": {"reference": "H100"}}, r"device_map.reference: this algorithm uses actor, critic only"),
     "uneven": ({"num_gpus": 3, "device_map": {"critic": "H100"}}, r"num_gpus=3 does not split over the 2 kinds"),
-    "price": ({"price_per_hour": 0.0}, r"price_per_hour=0: must be a number above 0"),
+    "price": ({"price_per_hour": 0.0}, r"price_per_hour=0.0: must be a number above 0"),
     "nan_price": ({"price_per_hour": float("nan")}, r"price_per_hour=nan: must be a number above 0"),
     "no_cards": ({"num_gpus": 0}, r"num_gpus=0: must be a whole number above 0"),
     "no_prompts": ({"dataset_size": 0}, r"dataset_size=0: must be a whole number above 0"),
-    "no_cards_of_a_kind": ({"device_map": {"critic": "0xH100"}}, r"device_map=0xH100: no such GPU"),
+    "no_cards_of_a_kind": ({"device_map": {"critic": "0xH100"}}, r"device_map.critic=0xH100: no such GPU"),
+    "role_without_cards": ({"device_map": {"reward": "H100"}}, r"device_map.reward: rewards are functions on the host"),
+    "half_a_card": ({"num_gpus": 2.5}, r"num_gpus=2.5: must be a whole number above 0"),
+    "text_for_a_count": ({"num_gpus": "4"}, r"num_gpus='4': must be a whole number above 0"),
+    "text_for_a_price": ({"price_per_hour": "8.5"}, r"price_per_hour='8.5': must be a number above 0"),
+    "number_for_a_size": ({"model_size": 7}, r"model_size=7: no such size \(did you mean 7B\?\)"),
+    "size_between": ({"model_size": "13B"}, r"model_size=13B: no such size \(did you mean 8B\?\)"),
+    "one_override": ({"overrides": "rollout.n=4"}, r"overrides='rollout.n=4': give a list"),
     "priced_card": ({"price_per_hour": {"H10": 1.0}}, r"price_per_hour=H10: no such GPU"),
     "degree": ({"overrides": ["actor.parallel.tensor=3"]}, r"TP3 does not divide 4 GPUs"),
     "mean": ({"overrides": ["data.max_prompt_lenght=3"]}, r"did you mean data.max_prompt_length\?"),
