@@ -51,7 +51,7 @@ def plan_sweep(spec: SweepSpec, compose: Compose, host: Host) -> SweepPlan:
     """Compose and validate every point; nothing is written.
 
     Raises:
-        ConfigError: every problem of every point, each named.
+        ConfigError: every problem of every point, each named; or points that are the same run in other words.
     """
     batches: Mapping[str, int | None] = {}
     gpus_per_node = spec.gpus_per_node
@@ -69,6 +69,9 @@ def plan_sweep(spec: SweepSpec, compose: Compose, host: Host) -> SweepPlan:
             problems[point.name] = list(failure.problems)
     if problems:
         raise ConfigError(_by_point(problems, len(points)))
+    same = _same_runs(planned)
+    if same:
+        raise ConfigError(same)
     first = planned[0].config.trainer
     return SweepPlan(spec=spec, folder=(Path(first.output_dir) / sweep_name(spec)).absolute(), points=tuple(planned))
 
@@ -107,6 +110,18 @@ def _beyond_this_host(config: RunConfig, num_ranks: int, on_gpu: bool, host: Hos
     if not on_gpu and estimate and num_ranks > host.num_processors:
         return f"{num_ranks} ranks: this machine has {host.num_processors} processors"
     return None
+
+
+def _same_runs(planned: Sequence[PlannedPoint]) -> list[str]:
+    """Points whose values are written in different ways and mean the same, as 1e-6 and 1.0e-6 do."""
+    first_of: dict[str, str] = {}
+    problems = []
+    for one in planned:
+        unnamed = one.config.trainer.model_copy(update={"experiment_name": ""})
+        name = first_of.setdefault(one.config.model_copy(update={"trainer": unnamed}).model_dump_json(), one.point.name)
+        if name != one.point.name:
+            problems.append(f"{one.point.name}: the same run as {name}; every point needs a value of its own")
+    return problems
 
 
 def _by_point(problems: Mapping[str, Sequence[str]], num_points: int) -> list[str]:

@@ -13,14 +13,15 @@ from launchers.slurm_client import client_problem
 from launchers.submit import launch_task, resolve_world
 from launchers.torchrun import torchrun_command
 from megatron_rl.cli.compose import compose_run
-from megatron_rl.cli.sweep import run_sweep_file
+from megatron_rl.cli.own_keys import split_own_keys
+from megatron_rl.cli.sweep import CONFIG, DRY_RUN, run_sweep_file, take_option
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
+from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.config.world import Task, for_cluster_nodes
 
-DRY_RUN = "--dry-run"
-CONFIG = "--config"
+TASK = "--task"
 SHORTHANDS = {"nodes": "trainer.nnodes", "gpus_per_node": "trainer.n_gpus_per_node"}
 """Names accepted here for the keys behind them."""
 
@@ -31,10 +32,12 @@ def run(argv: list[str]) -> int:
     Raises:
         ConfigError: every problem at once, before anything is submitted.
     """
-    sweep_file, argv = _sweep_file(argv)
+    sweep_file, argv = take_option(CONFIG, argv, "a sweep file, for example --config sweep.yaml")
     if sweep_file is not None:
-        return run_sweep_file(sweep_file, [word for word in argv if word != DRY_RUN], dry_run=DRY_RUN in argv)
-    task, dry_run, overrides = _arguments(argv)
+        return run_sweep_file(Path(sweep_file), [word for word in argv if word != DRY_RUN], dry_run=DRY_RUN in argv)
+    task, argv = _task(argv)
+    dry_run = DRY_RUN in argv
+    overrides = plain_overrides([word for word in argv if word != DRY_RUN])
     config = compose_run(overrides)
     if config.launcher.name == "slurm":
         return _submit(task, config, overrides, dry_run)
@@ -43,31 +46,28 @@ def run(argv: list[str]) -> int:
     return launch_task(task, config)
 
 
-def _sweep_file(argv: list[str]) -> tuple[Path | None, list[str]]:
-    """The file of ``--config FILE`` or ``--config=FILE``, and the other arguments."""
-    for index, argument in enumerate(argv):
-        if argument.startswith(f"{CONFIG}="):
-            return Path(argument.removeprefix(f"{CONFIG}=")), [*argv[:index], *argv[index + 1 :]]
-        if argument == CONFIG:
-            if index + 1 == len(argv):
-                raise ConfigError([f"{CONFIG}: name a sweep file, for example {CONFIG} sweep.yaml"])
-            return Path(argv[index + 1]), [*argv[:index], *argv[index + 2 :]]
-    return None, argv
+def plain_overrides(argv: list[str]) -> list[str]:
+    """Overrides with the shorthands written out. Raises ConfigError for options and keys that do not exist."""
+    options = (DRY_RUN, TASK, CONFIG, "--cfg", "--help")
+    problems = []
+    for word in argv:
+        if word.startswith("-"):
+            close = nearest_choice(word.partition("=")[0], options)
+            advice = f"did you mean {close}?" if close else f"options are {', '.join(options)}"
+            problems.append(f"{word}: no such option; {advice}")
+    if problems:
+        raise ConfigError(problems)
+    sizes, overrides = split_own_keys(argv, SHORTHANDS)
+    return [*overrides, *(f"{SHORTHANDS[key]}={value}" for key, value in sizes.items())]
 
 
-def _arguments(argv: list[str]) -> tuple[Task, bool, list[str]]:
-    """Task, whether it is a dry run, and overrides with the shorthands written out."""
-    named = [argument.removeprefix("--task=") for argument in argv if argument.startswith("--task=")]
-    task = named[-1] if named else "train"
+def _task(argv: list[str]) -> tuple[Task, list[str]]:
+    """The task of ``--task``, and the other arguments."""
+    named, rest = take_option(TASK, argv, "a task, for example --task=sft")
+    task = named or "train"
     if task not in get_args(Task):
-        raise ConfigError([f"--task={task}: no such task; tasks are {', '.join(get_args(Task))}"])
-    rest = [argument for argument in argv if argument != DRY_RUN and not argument.startswith("--task=")]
-    return cast(Task, task), DRY_RUN in argv, [_written_out(argument) for argument in rest]
-
-
-def _written_out(argument: str) -> str:
-    key, sign, value = argument.partition("=")
-    return f"{SHORTHANDS.get(key, key)}{sign}{value}"
+        raise ConfigError([f"{TASK}={task}: no such task; tasks are {', '.join(get_args(Task))}"])
+    return cast(Task, task), rest
 
 
 def _submit(task: Task, config: RunConfig, overrides: list[str], dry_run: bool) -> int:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from megatron_rl import __version__
 
@@ -27,11 +29,25 @@ class Command:
     """Whether its arguments are configuration overrides."""
     usage: str = "[key=value ...]"
     """Its arguments where they are none."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Words of its own beside the overrides, each with what it does."""
+    plain_overrides: str = ""
+    """``module:function`` that turns arguments with such words into overrides."""
 
 
 COMMANDS = {
     "train": Command("megatron_rl.cli.tasks:train", "train a policy with reinforcement learning"),
-    "launch": Command("megatron_rl.cli.launch:run", "check, show, then run here or submit to Slurm (--dry-run: only show)"),
+    "launch": Command(
+        "megatron_rl.cli.launch:run",
+        "check, show, then run here or submit to Slurm (--dry-run: only show)",
+        options=(
+            ("--dry-run", "check, show what would run, and stop"),
+            ("--task TASK", "train (without it), sft, generate, evaluate"),
+            ("--config FILE", "run the sweep of a YAML file instead; docs/sweeps.md"),
+            ("nodes=N gpus_per_node=N", "short for trainer.nnodes and trainer.n_gpus_per_node"),
+        ),
+        plain_overrides="megatron_rl.cli.launch:plain_overrides",
+    ),
     "check": Command("megatron_rl.cli.check:run", "validate a configuration in seconds: no torch, no GPU, no model"),
     "sft": Command("megatron_rl.cli.tasks:sft", "fine-tune on prompt/response pairs"),
     "generate": Command("megatron_rl.cli.tasks:generate", "sample answers to a data set into a JSONL file"),
@@ -115,19 +131,24 @@ def _run(command: Command, arguments: list[str]) -> int:
 
     try:
         if command.takes_overrides and _asks_for_config(arguments):
-            return _show_config(arguments)
-        module, _, function = command.target.partition(":")
-        return int(getattr(import_module(module), function)(arguments))
+            return _show_config(command, arguments)
+        return int(_function(command.target)(arguments))
     except ConfigError as failure:
         print(failure.report(), file=sys.stderr)
         return EXIT_USAGE
+
+
+def _function(target: str) -> Callable[[list[str]], Any]:
+    module, _, name = target.partition(":")
+    function: Callable[[list[str]], Any] = getattr(import_module(module), name)
+    return function
 
 
 def _asks_for_config(arguments: list[str]) -> bool:
     return any(argument in ("--cfg", "-c") or argument.startswith("--cfg=") for argument in arguments)
 
 
-def _show_config(arguments: list[str]) -> int:
+def _show_config(command: Command, arguments: list[str]) -> int:
     from megatron_rl.cli.compose import compose_run
     from megatron_rl.config.errors import ConfigError
     from megatron_rl.config.run_files import to_yaml
@@ -142,6 +163,8 @@ def _show_config(arguments: list[str]) -> int:
             overrides.append(argument)
     if kinds != ["job"]:
         raise ConfigError([f"--cfg {' '.join(kinds)}: the only choice is --cfg job, the resolved configuration"])
+    if command.plain_overrides:
+        overrides = _function(command.plain_overrides)(overrides)
     print(to_yaml(compose_run(overrides)), end="")
     return 0
 
@@ -176,9 +199,9 @@ def _command_help(name: str) -> str:
     from megatron_rl.config.loading import group_choices
 
     lines += [
-        f"usage: megatron-rl {name} [group=choice ...] [key=value ...] [--cfg job]",
+        f"usage: megatron-rl {name} [group=choice ...] [key=value ...] [OPTION ...]",
         "",
-        "  --cfg job  print the resolved configuration and stop",
+        *(f"  {word:<24} {meaning}" for word, meaning in (*command.options, ("--cfg job", "print the resolved configuration"))),
         "",
         "groups with a choice:",
     ]

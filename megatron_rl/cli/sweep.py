@@ -36,6 +36,8 @@ usage: megatron-rl sweep scaling gpus=1,2,4 [mode=strong|weak] [key=value ...]
 
 Every configuration key works as in train; a grid varies those with several values. rollout.batch_size means
 data.train_batch_size. docs/sweeps.md has the columns."""
+DRY_RUN = "--dry-run"
+CONFIG = "--config"
 _NOT_TYPED = ("kind", "parameters", "overrides")
 
 
@@ -45,22 +47,38 @@ def run(argv: list[str]) -> int:
     Raises:
         ConfigError: every problem of every point, before anything is started.
     """
-    arguments = [argument for argument in argv if argument != "--dry-run"]
+    dry_run = DRY_RUN in argv
+    file, arguments = take_option(CONFIG, [word for word in argv if word != DRY_RUN], "a sweep file, --config sweep.yaml")
+    if file is not None:
+        return run_sweep_file(Path(file), arguments, dry_run)
     if not arguments:
         print(USAGE)
         return 0
-    dry_run = "--dry-run" in argv
     kind, *rest = arguments
     if kind == "results":
         return _results(rest)
-    if kind == "--config" or kind.startswith("--config="):
-        file, rest = (rest[0], rest[1:]) if kind == "--config" and rest else (kind.partition("=")[2], rest)
-        return run_sweep_file(Path(file), rest, dry_run)
     if kind not in ("scaling", "grid"):
-        close = nearest_choice(kind, ("scaling", "grid", "results", "--config"))
+        close = nearest_choice(kind, ("scaling", "grid", "results", CONFIG))
         advice = f"did you mean {close}?" if close else "choose scaling, grid, results or --config FILE"
         raise ConfigError([f"sweep {kind}: no such kind of sweep; {advice}"])
     return _run(spec_of(typed_content(kind, rest)), dry_run)
+
+
+def take_option(option: str, argv: Sequence[str], wanted: str) -> tuple[str | None, list[str]]:
+    """The value of ``--option VALUE`` or ``--option=VALUE``, None where it is absent, and the other arguments.
+
+    Raises:
+        ConfigError: the option without a value, saying what is ``wanted``.
+    """
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name != option:
+            continue
+        taken = argv[index + 1 : index + 2] if not equals else [value]
+        if not taken or not taken[0]:
+            raise ConfigError([f"{option}: name {wanted}"])
+        return taken[0], [*argv[:index], *argv[index + (1 if equals else 2) :]]
+    return None, list(argv)
 
 
 def run_sweep_file(path: Path, extra_overrides: Sequence[str] = (), dry_run: bool = False) -> int:
@@ -70,7 +88,9 @@ def run_sweep_file(path: Path, extra_overrides: Sequence[str] = (), dry_run: boo
         ConfigError: as :func:`run`.
     """
     content = read_content(path)
-    typed = typed_content(str(content.get("kind")), extra_overrides)
+    if "kind" not in content:
+        raise ConfigError([f"{path}: kind: required but not set; kind: scaling, or kind: grid"])
+    typed = typed_content(str(content["kind"]), extra_overrides)
     merged = {**content, **typed}
     merged["overrides"] = [*content.get("overrides", []), *typed["overrides"]]
     merged["parameters"] = {**content.get("parameters", {}), **typed["parameters"]}

@@ -77,7 +77,10 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     parser, parsed, problems = OverridesParser.create(), [], []
     for text in overrides:
         if text.startswith("-"):
-            problems.append(f"{text}: no such option; options are --cfg job and --help, everything else is key=value")
+            advice = (
+                "to check without running: megatron-rl check" if text.startswith("--dry") else "everything else is key=value"
+            )
+            problems.append(f"{text}: no such option; options are --cfg job and --help; {advice}")
             continue
         try:
             parsed.append(parser.parse_override(text))

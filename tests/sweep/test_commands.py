@@ -42,12 +42,28 @@ def test_typed_content_of_a_grid_varies_what_has_several_values() -> None:
         (["sweep", "grid", "experiment=tiny_cpu", "rolout.n=4,8"], "did you mean rollout.n?"),
         (["sweep", "results", "/nowhere"], "sweep.json is missing"),
         (["sweep", "--config", "/nowhere.yaml"], "cannot read it"),
+        (["sweep", "--config"], "--config: name a sweep file"),
+        (["probe", "rollout.batch_size=8"], "rollout.batch_size: no such key; did you mean data.train_batch_size?"),
+        (["probe", "experiment=tiny_cpu", "lr=1"], "lr: no such key; did you mean actor.optim.lr?"),
         (["probe", "num_train_step=3"], "did you mean num_train_steps?"),
         (["probe", "num_train_steps=0"], "num_train_steps: got 0"),
         (["probe", "experiment=tiny_cpu", "num_train_steps=1"], "no step is left to measure"),
         (["probe", "model=qwen2_7b", "data=spell_backward"], "model.tokenizer_path and model.path are both null"),
     ],
-    ids=["kind", "own_key", "config_key", "results", "file", "probe_key", "no_steps", "only_warmup", "no_tokenizer"],
+    ids=[
+        "kind",
+        "own_key",
+        "config_key",
+        "results",
+        "file",
+        "no_file",
+        "alias",
+        "top_level",
+        "probe_key",
+        "no_steps",
+        "only_warmup",
+        "no_tokenizer",
+    ],
 )
 def test_commands_reject_typos(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
@@ -74,6 +90,13 @@ def test_run_sweep_file_names_the_file_and_the_key(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("kind: scaling\ngpus: [1, two]\n")
     with pytest.raises(ConfigError, match=r"s\.yaml: gpus: item 1 is"):
+        run_sweep_file(file)
+
+
+def test_run_sweep_file_rejects_a_file_without_a_kind(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("gpus: [1, 2]\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml: kind: required but not set"):
         run_sweep_file(file)
 
 

@@ -58,6 +58,11 @@ def test_plan_sweep_rejects_a_value_of_one_point(tmp_path: Path) -> None:
     assert only.startswith("n_four: rollout.n: got")
 
 
+def test_plan_sweep_rejects_one_run_under_two_names(tmp_path: Path) -> None:
+    (only,) = problems(tmp_path, kind="grid", parameters={"actor.optim.lr": ["1e-6", "1e-5", "1.0e-6"]})
+    assert only == "lr_1.0e-6: the same run as lr_1e-6; every point needs a value of its own"
+
+
 def test_plan_sweep_rejects_runs_of_warmup_alone(tmp_path: Path) -> None:
     (only,) = problems(tmp_path, "trainer.total_training_steps=2", gpus=[2], warmup_steps=2)
     assert "no step is left to measure after warmup_steps=2" in only
