@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from megatron_rl.weights.hf_folder import model_eos_token_ids, read_settings
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -24,18 +25,6 @@ class TokenizerSettings:
     """Jinja source."""
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(loaded).__name__}")
-    return loaded
-
-
 def _token_text(value: Any) -> str | None:
     """A special token is stored as its text or as an object with ``content``."""
     if isinstance(value, dict):
@@ -44,7 +33,7 @@ def _token_text(value: Any) -> str | None:
 
 
 def _named_special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    merged = _read_json(folder / "special_tokens_map.json") | tokenizer_config
+    merged = read_settings(folder / "special_tokens_map.json") | tokenizer_config
     texts = {name: _token_text(merged.get(name)) for name in _SPECIAL_NAMES}
     return {name: text for name, text in texts.items() if text is not None}
 
@@ -53,7 +42,7 @@ def _own_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    stored = tokenizer_config.get("chat_template", _read_json(folder / "chat_template.json").get("chat_template"))
+    stored = tokenizer_config.get("chat_template", read_settings(folder / "chat_template.json").get("chat_template"))
     if isinstance(stored, list):  # several named templates: "default" is the one for ordinary chat
         stored = {item["name"]: item["template"] for item in stored}.get("default")
     return stored if isinstance(stored, str) else None
@@ -66,14 +55,6 @@ def _replacement_template(chat_template: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _config_eos_ids(model_folder: Path) -> tuple[int, ...]:
-    ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(model_folder / name).get("eos_token_id")
-        ids.extend(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(dict.fromkeys(ids))
-
-
 def read_tokenizer_settings(folder: Path, model_folder: Path, chat_template: str | None) -> TokenizerSettings:
     """Collect the settings beside a vocabulary.
 
@@ -82,11 +63,11 @@ def read_tokenizer_settings(folder: Path, model_folder: Path, chat_template: str
         model_folder: Folder of ``config.json`` and ``generation_config.json``.
         chat_template: Jinja file that replaces the folder's template, or None.
     """
-    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    tokenizer_config = read_settings(folder / "tokenizer_config.json")
     add_bos = tokenizer_config.get("add_bos_token")
     return TokenizerSettings(
         special_tokens=_named_special_tokens(folder, tokenizer_config),
         add_bos_token=add_bos if isinstance(add_bos, bool) else None,
-        config_eos_ids=_config_eos_ids(model_folder),
+        config_eos_ids=model_eos_token_ids(model_folder),
         chat_template=_replacement_template(chat_template) if chat_template else _own_template(folder, tokenizer_config),
     )

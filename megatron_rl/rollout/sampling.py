@@ -6,12 +6,12 @@ Nothing here comes from a model's ``generation_config.json`` except the ids that
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_rl.config.rollout import RolloutConfig, ValidationSamplingConfig
+from megatron_rl.weights.hf_folder import model_eos_token_ids, read_settings
 
 MIN_TEMPERATURE = 0.01
 """Lowest temperature above 0 that the engine samples at; it silently raises smaller ones to this."""
@@ -103,30 +103,9 @@ def request_seed(run_seed: int, step: int, prompt_index: int) -> int:
     return (int.from_bytes(digest, "big") >> 2) // MAX_SAMPLES_PER_PROMPT * MAX_SAMPLES_PER_PROMPT
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text())
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def engine_eos_token_ids(model_folder: Path) -> tuple[int, ...]:
-    """Ids that end a response whatever is asked for: the engine adds them from the model's configuration files."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(model_folder / name).get("eos_token_id")
-        if isinstance(ids, int):
-            found.add(ids)
-        elif isinstance(ids, list):
-            found.update(ids)
-    return tuple(sorted(found))
-
-
 def require_same_eos(settings: SamplingSettings, model_folder: Path) -> None:
     """Raise ValueError where the engine would stop at an id the trainer does not count as the end of a response."""
-    unknown = sorted(set(engine_eos_token_ids(model_folder)) - set(settings.stop_token_ids))
+    unknown = sorted(set(model_eos_token_ids(model_folder)) - set(settings.stop_token_ids))
     if unknown and not settings.ignore_eos:
         raise ValueError(
             f"model.path={model_folder} ends responses at ids {unknown} (eos_token_id of generation_config.json and "
@@ -137,7 +116,7 @@ def require_same_eos(settings: SamplingSettings, model_folder: Path) -> None:
 
 def generation_config_differences(model_folder: Path, settings: SamplingSettings) -> dict[str, tuple[object, object]]:
     """Sampling values the model folder recommends and this run does not use: name -> (the file's, ours)."""
-    recommended = _read_json(model_folder / "generation_config.json")
+    recommended = read_settings(model_folder / "generation_config.json")
     ours = {
         **_NEUTRAL_GENERATION_DEFAULTS,
         "temperature": settings.temperature,

@@ -12,7 +12,6 @@ from megatron_rl.config.rollout import RolloutConfig, ValidationSamplingConfig
 from megatron_rl.rollout.sampling import (
     MAX_SAMPLES_PER_PROMPT,
     SamplingSettings,
-    engine_eos_token_ids,
     generation_config_differences,
     request_seed,
     require_same_eos,
@@ -66,23 +65,6 @@ def test_request_seed_matches_golden() -> None:
 
 def _write(folder: Path, name: str, **values: object) -> None:
     (folder / name).write_text(json.dumps(values))
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        pytest.param({"eos_token_id": [7, 9]}, {"eos_token_id": 9}, (7, 9), id="list_and_int"),
-        pytest.param({}, {"eos_token_id": 3}, (3,), id="config_only"),
-        pytest.param(None, {"eos_token_id": None}, (), id="none_anywhere"),
-    ],
-)
-def test_engine_eos_token_ids_matches_hand_computed(
-    tmp_path: Path, generation: dict[str, Any] | None, config: dict[str, Any], expected: tuple[int, ...]
-) -> None:
-    _write(tmp_path, "config.json", **config)
-    if generation is not None:
-        _write(tmp_path, "generation_config.json", **generation)
-    assert engine_eos_token_ids(tmp_path) == expected
 
 
 def test_require_same_eos_rejects_ids_only_the_engine_knows(tmp_path: Path) -> None:
