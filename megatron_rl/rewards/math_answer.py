@@ -30,6 +30,25 @@ def last_number_match(prompt: str, response: str, answer: Any, row: dict[str, An
     return float(last_number(response) == expected)
 
 
+def last_number_digits(prompt: str, response: str, answer: Any, row: dict[str, Any]) -> float:
+    """Return 1 where the last number of the response equals the answer's, else half the share of its places that are right.
+
+    Places are the sign and the decimal digits, counted from the ones; a longer number is as wrong in each place too many. So
+    answers that are all wrong still differ, and a group of samples has something to learn from. A wrong answer stays at or
+    below 0.5, which validation counts as wrong. Where either number is no integer, a wrong answer scores 0.
+
+    Raises:
+        ValueError: The reference answer holds no number.
+    """
+    right = last_number_match(prompt, response, answer, row)
+    expected, found = last_number(str(answer)), last_number(response)
+    if right or expected is None or found is None or expected.denominator != 1 or found.denominator != 1:
+        return right
+    digits = str(abs(expected.numerator))[::-1], str(abs(found.numerator))[::-1]
+    matching = sum(a == b for a, b in zip(*digits, strict=False)) + ((expected < 0) == (found < 0))
+    return 0.5 * matching / (1 + max(map(len, digits)))
+
+
 class MathVerify(BaseRewardModel):
     """Symbolic equality by math-verify: LaTeX, boxed answers, fractions, sets, equations.
 

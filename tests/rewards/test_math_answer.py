@@ -1,8 +1,9 @@
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
 
-from megatron_rl.rewards.math_answer import MathVerify, last_number, last_number_match
+from megatron_rl.rewards.math_answer import MathVerify, last_number, last_number_digits, last_number_match
 from megatron_rl.rewards.reward import RewardSample
 
 
@@ -34,9 +35,29 @@ def test_last_number_match_matches_hand_computed(response: str, reward: float) -
     assert last_number_match("", response, "34", {}) == reward
 
 
-def test_last_number_match_rejects_answer_without_number() -> None:
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("37", "37", 1.0),
+        ("= -37.0", "-37", 1.0),
+        ("47", "37", 0.5 * 2 / 3),  # ones and sign
+        ("-37", "37", 0.5 * 2 / 3),  # both digits
+        ("137", "37", 0.5 * 3 / 4),
+        ("7", "137", 0.5 * 2 / 4),
+        ("21", "-3", 0.0),
+        ("none", "37", 0.0),
+        ("3.7", "37", 0.0),
+        ("1", "1.5", 0.0),
+    ],
+)
+def test_last_number_digits_matches_hand_computed(response: str, answer: str, reward: float) -> None:
+    assert last_number_digits("", response, answer, {}) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("score", [last_number_match, last_number_digits])
+def test_last_number_rewards_reject_answer_without_number(score: Callable[..., float]) -> None:
     with pytest.raises(ValueError, match="holds no number"):
-        last_number_match("", "3", None, {})
+        score("", "3", None, {})
 
 
 @pytest.fixture(scope="module")
