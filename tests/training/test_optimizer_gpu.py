@@ -29,6 +29,11 @@ HALF_MOMENTS = {**AWARE, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloa
 HALF_GRADIENTS = {**HALF_MOMENTS, "main_grads_dtype": "bfloat16"}
 
 
+BF16_STEP = 2**-7
+"""Largest distance between neighbouring bfloat16 numbers, relative to them: what gradients of bfloat16 layers resolve, so that
+biases, which start at zero and are nothing but sums of gradients, agree no better (measured on one H200: 0.0032)."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def job() -> Iterator[None]:
     init_distributed(Platform.detect(), 120, {})
@@ -62,7 +67,7 @@ def _assert_close(actual: MegatronRole, expected: MegatronRole, tolerance: float
 
 @pytest.mark.parametrize(
     ("optim", "tolerance"),
-    [(AWARE, 2e-3), (HALF_MOMENTS, 1e-2), (HALF_GRADIENTS, 1e-2)],
+    [(AWARE, BF16_STEP), (HALF_MOMENTS, 1e-2), (HALF_GRADIENTS, 1e-2)],
     ids=["f32", "bf16_moments", "bf16_moments_and_gradients"],
 )
 def test_precision_aware_steps_match_plain_ones(optim: dict[str, object], tolerance: float) -> None:
@@ -101,7 +106,7 @@ def test_checkpoint_roundtrips(saved: dict[str, object], loaded: dict[str, objec
     _assert_close(second, first, 0.0 if saved == loaded else 1e-4)
     for role in (first, second):
         _train(role, 1)
-    _assert_close(second, first, 0.0 if saved == loaded else 2e-3)
+    _assert_close(second, first, 0.0 if saved == loaded else BF16_STEP)
 
 
 def test_checkpoint_of_an_untrained_role_loads(tmp_path: Path) -> None:
