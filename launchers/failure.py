@@ -42,17 +42,23 @@ def first_failure(console: str) -> RankFailure | None:
 
 
 def failure_line(logs_dir: Path) -> str:
-    """One line on why a job ended: the first failing rank and its last line; empty where nothing was left."""
-    console = logs_dir / CONSOLE_LOG
-    text = _tail(console) if console.exists() else ""
-    failure = first_failure(text)
+    """One line on why a job ended: the first failing rank, else the last line of all; empty where nothing was left."""
+    lines = _tail(logs_dir / CONSOLE_LOG).splitlines()
+    return rank_failure_line(logs_dir) or next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def rank_failure_line(logs_dir: Path) -> str:
+    """The first failing rank and its last line; empty where torchrun has reported none."""
+    failure = first_failure(_tail(logs_dir / CONSOLE_LOG))
     if failure is None:
-        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        return ""
     said = [line.strip() for line in _last_words(failure.local_rank, logs_dir) if line.strip()]
     return f"rank {failure.rank} ({failure.ended})" + (f": {said[-1]}" if said else "")
 
 
 def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         return file.read().decode(errors="replace")

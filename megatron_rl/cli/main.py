@@ -62,7 +62,10 @@ COMMANDS = {
         usage="RUN_OR_SWEEP_DIR [RUN_DIR ...] [--out FILE]",
     ),
     "watch": Command(
-        "megatron_rl.cli.watch:run", "show a run in the terminal as it goes on", takes_overrides=False, usage="RUN_DIR [--once]"
+        "megatron_rl.cli.watch:run",
+        "show a run in the terminal as it goes on",
+        takes_overrides=False,
+        usage="RUN_DIR [--once] [--interval SECONDS]",
     ),
     "estimate": Command(
         "megatron_rl.cli.estimate:run",

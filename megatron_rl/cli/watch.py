@@ -1,15 +1,16 @@
-"""``megatron-rl watch RUN_DIR [--once]``: a run in the terminal, as it goes on. Ctrl-C ends it with 130."""
+"""``megatron-rl watch RUN_DIR [--once]``: a run in the terminal, as it goes on, until it is over. Ctrl-C ends it with 130."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from launchers.failure import rank_failure_line
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.report.discovery import explain_no_run, looks_like_run
 from megatron_rl.report.frame import frame, waiting_frame
@@ -17,21 +18,53 @@ from megatron_rl.report.live_run import LiveRun, Snapshot
 
 
 def run(argv: list[str]) -> int:
-    """Show the run until interrupted, or once.
+    """Show the run until it is over or the user has seen enough, or once.
+
+    Returns:
+        0 for a run that has reached its last step, 1 for one of which a rank has failed.
 
     Raises:
         ConfigError: the path is no run and will not become one; with ``--once`` also before the first step.
     """
     arguments = _parser().parse_args(argv)
     live, console = LiveRun(arguments.path), Console()
-    snapshot = live.refresh()
-    if snapshot is None and (arguments.once or not looks_like_run(arguments.path)):
+    view = _look(live)
+    if view.snapshot is None and view.failure:
+        raise ConfigError([f"{live.attempt}: failed before its first step: {view.failure}"])
+    if view.snapshot is None and (arguments.once or not looks_like_run(arguments.path)):
         raise ConfigError([explain_no_run(arguments.path)])
     if arguments.once:
-        console.print(_shown(snapshot, live, console))
+        console.print(view.shown(console))
         return 0
     follow = _follow_on_screen if console.is_terminal else _follow_as_text
-    follow(live, console, arguments.interval)
+    return follow(live, console, arguments.interval)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What there is to see at one moment."""
+
+    path: Path
+    snapshot: Snapshot | None
+    failure: str
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a run that is over; None while it may go on."""
+        if self.failure:
+            return 1
+        finished = self.snapshot is not None and not self.snapshot.waiting and self.snapshot.run.state == "finished"
+        return 0 if finished else None
+
+    def shown(self, console: Console) -> RenderableType:
+        """The frame."""
+        if self.snapshot is None:
+            return waiting_frame(str(self.path))
+        return frame(self.snapshot, console.width, self.failure)
+
+
+def _look(live: LiveRun) -> _View:
+    return _View(live.path, live.refresh(), rank_failure_line(live.attempt / "logs"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,25 +75,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _follow_on_screen(live: LiveRun, console: Console, interval_s: float) -> NoReturn:
-    """Redraw in place until interrupted."""
+def _follow_on_screen(live: LiveRun, console: Console, interval_s: float) -> int:
+    """Redraw in place until the run is over; its last frame stays."""
     with Live(console=console, screen=True, auto_refresh=False) as display:
-        while True:
-            display.update(_shown(live.refresh(), live, console), refresh=True)
+        while (view := _look(live)).exit_code is None:
+            display.update(view.shown(console), refresh=True)
             time.sleep(interval_s)
+    console.print(view.shown(console))
+    return view.exit_code
 
 
-def _follow_as_text(live: LiveRun, console: Console, interval_s: float) -> NoReturn:
+def _follow_as_text(live: LiveRun, console: Console, interval_s: float) -> int:
     """Where the output is a file or a pipe: a frame whenever there is a new step."""
     seen: tuple[Path, int] | None = None
+    first = True
     while True:
-        snapshot = live.refresh()
-        now = None if snapshot is None else (snapshot.run.folder, snapshot.run.last_step)
-        if now != seen:
-            console.print(_shown(snapshot, live, console))
-            seen = now
+        view = _look(live)
+        now = None if view.snapshot is None else (view.snapshot.run.folder, view.snapshot.run.last_step)
+        if first or now != seen or view.exit_code is not None:
+            console.print(view.shown(console))
+        if view.exit_code is not None:
+            return view.exit_code
+        seen, first = now, False
         time.sleep(interval_s)
-
-
-def _shown(snapshot: Snapshot | None, live: LiveRun, console: Console) -> RenderableType:
-    return waiting_frame(str(live.path)) if snapshot is None else frame(snapshot, console.width)

@@ -42,10 +42,13 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
             continue
         is_experiment = (path / LATEST).is_dir()
         points = {} if is_experiment else {child: run_at(child) for child in _subfolders(path)}
+        stepless = [child.name for child, run in points.items() if run is None and looks_like_run(child)]
+        if stepless and not any(points.values()):
+            raise ConfigError([f"{path}: no run in it has finished a step: {', '.join(stepless)}; see their logs/"])
         if not any(points.values()):
             raise ConfigError([explain_no_run(path)])
         folders += [run for run in points.values() if run is not None]
-        waiting += [child.name for child, run in points.items() if run is None and looks_like_run(child)]
+        waiting += stepless
     folders = list(dict.fromkeys(folders))
     return FoundRuns(dict(zip(short_labels(folders), folders, strict=True)), waiting)
 
@@ -69,10 +72,12 @@ def explain_no_run(path: Path) -> str:
     if not path.is_dir():
         return f"{path}: give a run folder, one that holds {METRICS_FILE}"
     missing = path / LATEST / METRICS_FILE if (path / LATEST).is_dir() else path / METRICS_FILE
-    text = f"{missing} is missing"
+    text = f"{missing} holds no finished step" if missing.exists() else f"{missing} is missing"
     if looks_like_run(path):
         text += ": the run has finished no step yet, or failed before its first (see logs/)"
     below = list(_runs_below(path, _MAX_DEPTH))
+    if not below and looks_like_run(path):
+        return text
     if not below:
         return text + f"\n  no run folder lies within {_MAX_DEPTH} levels below {path}"
     listed = [f"  {folder}" for folder in below[:_MAX_LISTED]]

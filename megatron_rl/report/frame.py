@@ -37,10 +37,13 @@ _NUM_FINDINGS = 5
 _LEAST_SHARE_FRAC = 0.005
 
 
-def frame(snapshot: Snapshot, width: int) -> Group:
-    """Progress, curves, phases, samples and warnings in ``width`` columns."""
+def frame(snapshot: Snapshot, width: int, failure: str = "") -> Group:
+    """Progress, curves, phases, samples and warnings in ``width`` columns; ``failure`` says why the run ended."""
     run = snapshot.run
-    parts: list[RenderableType] = [_progress(run, width, snapshot.waiting), Text(), _curves(run, width)]
+    parts: list[RenderableType] = [_progress(run, width, snapshot.waiting)]
+    if failure:
+        parts.append(Text(f"failed: {printable(failure)}", style="bold red"))
+    parts += [Text(), _curves(run, width)]
     if timed_records(run.records):
         parts += [Text(), _phases(run, width)]
     if run.samples:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_rl.config.run_files import CONFIG_JSON
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.report.attempts import Segment, segments_of
-from megatron_rl.report.discovery import METRICS_FILE, run_at, short_labels
+from megatron_rl.report.discovery import LATEST, METRICS_FILE, run_at, short_labels
 from megatron_rl.report.findings import Finding, findings
 from megatron_rl.report.jsonl_tail import JsonlTail, JsonObject
 from megatron_rl.report.run import (
@@ -42,6 +42,13 @@ class LiveRun:
         self.path = path
         self._files: _AttemptFiles | None = None
         self._snapshot: Snapshot | None = None
+
+    @property
+    def attempt(self) -> Path:
+        """Folder of the newest attempt, whether or not it has finished a step."""
+        folder = self.path.parent if self.path.is_file() else self.path
+        latest = folder / LATEST
+        return (latest if latest.is_dir() else folder).resolve()
 
     def refresh(self) -> Snapshot | None:
         """The run as of now; None before its first finished step."""

@@ -19,6 +19,7 @@ from megatron_rl.report.sections import (
     curve_controls,
     findings_section,
     key_numbers,
+    memory_table,
     samples_section,
     time_section,
 )
@@ -31,7 +32,7 @@ _SCRIPTS = ("numbers.js", "elements.js", "line_chart.js", "phase_chart.js", "sam
 def render_page(runs: Sequence[Run], without_metrics: Sequence[str] = (), now: datetime | None = None) -> str:
     """HTML of the report on ``runs``; ``without_metrics`` are sweep points that could not be read."""
     assert runs, "a report needs a run"
-    groups = groups_for(list(dict.fromkeys(name for run in runs for name in metric_names(run.records))))
+    groups = groups_for(list(dict.fromkeys(name for run in runs for name in metric_names(run.records))), len(runs))
     heading = runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared"
     sections = _sections(runs, groups, without_metrics)
     return Template(_asset("page.html")).substitute(
@@ -60,7 +61,12 @@ def _sections(runs: Sequence[Run], groups: Sequence[PanelGroup], without_metrics
         controls_only = f'<section class="plain" aria-label="Curves">{controls}</section>\n'
         sections.append(controls_only)
     sections.append(time_section(runs))
-    sections += [charts_section(by_name[name]) for name in ("speed", "memory", "sync", "mismatch") if name in by_name]
+    tables = {"memory": memory_table(runs)}
+    sections += [
+        charts_section(by_name[name], below=tables.get(name, ""))
+        for name in ("speed", "memory", "sync", "mismatch")
+        if name in by_name
+    ]
     sections.append('<section class="plain" id="explore" aria-label="Any metric"></section>\n')
     return [part for part in [*sections, samples_section(runs), config_section(runs)] if part]
 

@@ -136,22 +136,43 @@ SYNC = PanelGroup(
 )
 
 MEMORY_PREFIX = "memory/"
+_HEALTHY = "below the card's memory"
 _MEMORY_UNITS = (("_gib", "GiB"), ("_mib", "MiB"), ("_bytes", "bytes"))
 
 
-def memory_group(metrics: Iterable[str]) -> PanelGroup:
-    """Memory panels, one a unit: ``memory/<phase>_gib``, ``_mib`` or ``_bytes``."""
-    names = [name for name in metrics if name.startswith(MEMORY_PREFIX)]
-    panels = []
-    for suffix, unit in _MEMORY_UNITS:
-        lines = tuple(
-            (name, name.removeprefix(MEMORY_PREFIX).removesuffix(suffix).replace("/", " ").replace("_", " "))
-            for name in names
-            if name.endswith(suffix)
+PEAK_MEMORY = Panel(
+    "Peak of a step",
+    "GiB",
+    (
+        ("perf/cuda_memory_allocated_gb", "allocated"),
+        ("perf/cuda_memory_reserved_gb", "reserved"),
+        ("perf/cpu_memory_used_gb", "on the host"),
+    ),
+    "flat, below the card's memory",
+    zero=True,
+)
+
+
+def memory_phases(metrics: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Metric, phase and unit of each ``memory/<phase>_gib``, ``_mib`` or ``_bytes``."""
+    return [
+        (name, name.removeprefix(MEMORY_PREFIX).removesuffix(suffix).replace("/", " ").replace("_", " "), unit)
+        for suffix, unit in _MEMORY_UNITS
+        for name in metrics
+        if name.startswith(MEMORY_PREFIX) and name.endswith(suffix)
+    ]
+
+
+def memory_group(metrics: Iterable[str], num_runs: int) -> PanelGroup:
+    """One run: a line a phase. Several: their peaks alone, for a line a run and phase would tell nobody anything."""
+    phases = memory_phases(metrics) if num_runs == 1 else []
+    panels = [
+        Panel(
+            "Memory by phase", unit, tuple((name, phase) for name, phase, other in phases if other == unit), _HEALTHY, zero=True
         )
-        if lines:
-            panels.append(Panel("Memory by phase", unit, lines, "below the card's memory", zero=True))
-    return PanelGroup("memory", "Memory", tuple(panels))
+        for unit in dict.fromkeys(unit for _, _, unit in phases)
+    ]
+    return PanelGroup("memory", "Memory", (*panels, PEAK_MEMORY))
 
 
 def present(group: PanelGroup, metrics: set[str]) -> PanelGroup:
@@ -164,8 +185,8 @@ def present(group: PanelGroup, metrics: set[str]) -> PanelGroup:
     return PanelGroup(group.name, group.title, tuple(panels))
 
 
-def groups_for(metrics: Sequence[str]) -> list[PanelGroup]:
-    """The groups that have something to draw."""
+def groups_for(metrics: Sequence[str], num_runs: int = 1) -> list[PanelGroup]:
+    """The groups that have something to draw, of one run or of several."""
     known = set(metrics)
-    groups = [present(group, known) for group in (LEARNING, SPEED, memory_group(metrics), SYNC, MISMATCH)]
+    groups = [present(group, known) for group in (LEARNING, SPEED, memory_group(metrics, num_runs), SYNC, MISMATCH)]
     return [group for group in groups if group.panels]

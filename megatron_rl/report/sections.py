@@ -8,16 +8,16 @@ from html import escape
 from megatron_rl.report.comparison import differing_keys, final_numbers, slowest_phase
 from megatron_rl.report.findings import findings
 from megatron_rl.report.markup import key_values, options, section, table, tiles
-from megatron_rl.report.panels import PanelGroup
+from megatron_rl.report.panels import PanelGroup, memory_phases
 from megatron_rl.report.phases import STEP, phase_names, phase_shares, slow_steps
 from megatron_rl.report.run import Run
-from megatron_rl.report.series import mean_tail, series
+from megatron_rl.report.series import mean_tail, metric_names, series
 from megatron_rl.report.units import binary_size, plain, seconds, with_unit
 
 _NOTES = {
     "learning": "",
     "speed": "",
-    "memory": "Peak of the device in each phase.",
+    "memory": "Of the fullest rank: allocated on a GPU, resident set of the process on a CPU.",
     "sync": "The lower bound is what an engine's shard holds and its rank did not: no transfer can receive less.",
     "mismatch": "Trainer and engine hold the same weights: what differs is kernels and precision, or a fault.",
 }
@@ -55,11 +55,11 @@ def comparison_section(runs: Sequence[Run], without_metrics: Sequence[str]) -> s
     return section("comparison", "Comparison", body)
 
 
-def charts_section(group: PanelGroup, controls: str = "") -> str:
-    """Room for the charts of a group."""
+def charts_section(group: PanelGroup, controls: str = "", below: str = "") -> str:
+    """Room for the charts of a group, between its controls and a table."""
     note = _NOTES[group.name]
     text = f'<p class="note">{note}</p>' if note else ""
-    return section(group.name, group.title, f'{text}{controls}<div class="panels" data-charts="{group.name}"></div>')
+    return section(group.name, group.title, f'{text}{controls}<div class="panels" data-charts="{group.name}"></div>{below}')
 
 
 def curve_controls(runs: Sequence[Run]) -> str:
@@ -84,6 +84,23 @@ def time_section(runs: Sequence[Run]) -> str:
     slow = "".join(_slow_table(run, len(runs)) for run in timed[:6])
     lead = select if len(runs) > 1 else _blame(timed[0])
     return section("time", "Where the time goes", f'{lead}<div id="timeline"></div><div class="side">{shares}{slow}</div>')
+
+
+def memory_table(runs: Sequence[Run]) -> str:
+    """Peak of each phase over the whole run; empty where none was recorded."""
+    phases = memory_phases(list(dict.fromkeys(name for run in runs for name in metric_names(run.records))))
+    if not phases:
+        return ""
+    caption, rows = "Peak by phase", []
+    if len(runs) == 1:
+        rows = [[phase, with_unit(_peak(runs[0], name), unit)] for name, phase, unit in phases]
+        return table(["phase", "peak"], rows, caption)
+    rows = [[run.label, *(with_unit(_peak(run, name), unit) for name, _, unit in phases)] for run in runs]
+    return table(["run", *(phase for _, phase, _ in phases)], rows, caption)
+
+
+def _peak(run: Run, metric: str) -> float | None:
+    return max(series(run.records, metric).finite(), default=None)
 
 
 def samples_section(runs: Sequence[Run]) -> str:

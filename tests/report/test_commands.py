@@ -62,8 +62,32 @@ def test_watch_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count("step 13 of 13") == 1
 
 
+def test_watch_ends_with_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "x", [{"step": 1}, {"step": 2}], trainer__total_training_steps=2)
+    assert main(["watch", str(folder)]) == 0
+    assert capsys.readouterr().out.count("finished") == 1
+
+
+FAILED = """Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 7 (pid: 4242)
+"""
+
+
+def test_watch_says_why_a_run_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "x", [{"step": 1}], trainer__total_training_steps=2)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "console.log").write_text(FAILED)
+    assert main(["watch", str(folder)]) == 1
+    assert "failed: rank 1 (exit code 7)" in capsys.readouterr().out
+    write_jsonl(folder / "metrics.jsonl", [])
+    assert main(["watch", str(folder)]) == 2
+    assert "failed before its first step: rank 1 (exit code 7)" in capsys.readouterr().err
+
+
 def test_watch_shows_new_steps_until_interrupted(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "x", [{"step": 1, "reward/mean": 0.25}])
+    folder = write_run(tmp_path / "x", [{"step": 1, "reward/mean": 0.25}])  # of how many is not known, so it never ends
     command = [sys.executable, "-c", INTERRUPTIBLE, "watch", str(folder), "--interval", "0.1"]
     output = tmp_path / "output.txt"
     with output.open("w") as file:

@@ -38,6 +38,13 @@ def test_find_runs_takes_a_sweep_and_names_points_without_a_step(tmp_path: Path)
     assert found.without_metrics == ["lr_1"]
 
 
+def test_find_runs_rejects_a_sweep_without_a_step(tmp_path: Path) -> None:
+    for name in ("lr_1e-4", "lr_1e-3"):
+        experiment(tmp_path / name, unfinished)
+    with pytest.raises(ConfigError, match="no run in it has finished a step: lr_1e-3, lr_1e-4"):
+        find_runs([tmp_path])
+
+
 def test_find_runs_counts_a_run_given_twice_once(tmp_path: Path) -> None:
     folder = experiment(tmp_path / "grpo", finished)
     assert len(find_runs([folder, folder / "latest", tmp_path]).folders) == 1

@@ -73,7 +73,7 @@ function lineChart(drawing, output, lines, options) {
   const width = Math.max(240, drawing.clientWidth || 360);
   const labelled = lines.length > 1 && lines.some((line) => line.tag);
   const longest = labelled ? Math.max(...lines.map((line) => shorten(line.tag || "").length)) : 0;
-  const right = width - (labelled ? Math.min(width * 0.3, 8 + 6.2 * longest) : 8);
+  const right = width - (labelled ? Math.min(width * 0.3, 10 + 7 * longest) : 8);
   const [low, high] = domain;
   const scale = options.log ? Math.log10 : (value) => value;
   const y = (value) => (options.log && value <= 0 ? null
@@ -89,7 +89,8 @@ function lineChart(drawing, output, lines, options) {
   const limited = options.limit !== null && options.limit !== undefined && options.limit >= low && options.limit <= high;
   if (limited) {
     chart.append(svg("line", { class: "limit", x1: LEFT, x2: right, y1: y(options.limit), y2: y(options.limit) }));
-    chart.append(svg("text", { x: LEFT + 4, y: y(options.limit) - 4 }, `warns at ${plain(options.limit)}`));
+    const above = y(options.limit) - 4;
+    chart.append(svg("text", { x: LEFT + 4, y: above < TOP ? above + 16 : above }, `warns at ${plain(options.limit)}`));
   }
   chart.append(...curves(lines, x, y, options.decay));
   if (labelled) {

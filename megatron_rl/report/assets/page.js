@@ -17,7 +17,7 @@ function linesOf(panel, data, visible) {
       label: !several ? name : panel.lines.length > 1 ? `${run.label} ${name}` : run.label,
       tag: !several ? name : tagged && k === 0 ? run.label : null,
       color: `var(--c${(several ? i : k) % 8})`,
-      dash: DASHES[(several ? k + Math.floor(i / 8) : k) % 4],
+      dash: DASHES[(several ? k + Math.floor(i / 8) : k + Math.floor(k / 8)) % 4],
     }));
   });
 }
