@@ -38,7 +38,7 @@ usage: megatron-rl plan model=PRESET [train.KEY=N ...] [rollout.KEY=N ...] [key=
   train.    tensor, pipeline, virtual_pipeline, data, context, expert, expert_tensor (1; expert_tensor as tensor)
   rollout.  tensor, pipeline, data, expert (1; data fills the training ranks)
             quantization=fp8_per_block: linear weights travel and stay in FP8 (null)
-  permute        order of the training ranks as a run chooses it (true); false = natural rank order;
+  permute        orders of training and engine ranks as a run chooses them (true); false = natural rank order;
                  best = engine shards on any rank of their node where that is less, which no run can have
   fan_out        replicas of a node share what comes from other nodes, as in a run (true)
   disaggregated  engines on ranks of their own, behind the training ranks (false)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_rl.resharding.grid import GridEntry, describe
+from megatron_rl.resharding.placement import spelt_order
 from megatron_rl.resharding.report import RankReport, ReshardReport
 
 _PIPE_WIDTH = 118
@@ -35,9 +36,9 @@ def show_report(report: ReshardReport, stream: TextIO) -> None:
         console.print(f"GB received by all ranks, by order: {orders} (permute=false, true, best)")
     if report.rollout.permutation is not None:
         console.print(f"engine shards in order are on ranks {_shortened(report.rollout.permutation)}")
-    elif report.train.order is not None:
-        order = " ".join(f"{axis}={size}" for axis, size in report.train.rank_order)
-        console.print(f"training ranks are numbered by {order}, fastest first")
+    for whose, layout in (("training", report.train), ("engine", report.rollout)):
+        if layout.order is not None:
+            console.print(f"{whose} ranks are numbered by {spelt_order(layout.rank_order)}, fastest first")
 
 
 def _shortened(ranks: Sequence[int]) -> str:

@@ -76,8 +76,8 @@ class WeightSyncConfig(Section):
     )
     permute: bool = Field(
         True,
-        description="Lay the actor's grid over the ranks of each node in the order with which the engines find most of their "
-        "weights at home; false = natural rank order.",
+        description="Lay the actor's grid and the engines' over the ranks of each node in the orders with which the engines "
+        "find most of their weights at home; false = natural rank order.",
     )
     fan_out: bool = Field(
         True,

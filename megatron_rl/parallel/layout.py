@@ -16,6 +16,8 @@ from megatron_rl.parallel.rank_order import RankOrder, axis_sizes, rank_digits, 
 
 AXES = ("tensor", "context", "data", "pipeline")
 """Axes of the dense grid, fastest first."""
+ENGINE_AXES = ("tensor", "pipeline", "data")
+"""Axes of the engines' grid, fastest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +130,11 @@ class ParallelLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLayout:
-    """TP x PP x DP grid of the engine shards; tensor varies fastest, then the pipeline stage, then the engine.
+    """TP x PP x DP grid of the engine shards.
 
-    ``permutation[slot]`` is the global rank of a slot.
+    A *slot* numbers the shards with tensor fastest, then the pipeline stage, then the engine; slots are laid over the ranks
+    one to one, unless ``order`` or ``permutation`` says otherwise.
+    Example: ``RolloutLayout(tensor=2, data=2, order=(("data", 2), ("tensor", 2)))`` has the engines on ranks 0, 2 and 1, 3.
     """
 
     tensor: int = 1
@@ -139,7 +143,11 @@ class RolloutLayout:
     expert: int = 1
     """Shards of a stage, over consecutive engines, over which whole experts are spread: a multiple of ``tensor``, or
     1 = TP cuts every expert."""
+    order: RankOrder | None = None
+    """Which axis counts how far in a rank's number, fastest first; None = ``ENGINE_AXES``, each whole."""
     permutation: tuple[int, ...] | None = None
+    """``permutation[slot]`` is the slot's global rank, in place of ``order``. Groups may then be out of order, which no
+    engine can have."""
     offset: int = 0
 
     def __post_init__(self) -> None:
@@ -149,6 +157,9 @@ class RolloutLayout:
                 f"expert={self.expert} must be 1 or a multiple of tensor={self.tensor} that divides the {shards} shards "
                 "of a stage"
             )
+        wanted = dict(self._natural_order)
+        if self.order is not None and {axis: 1 for axis in ENGINE_AXES} | axis_sizes(self.order) != wanted:
+            raise ValueError(f"the factors of order={self.order} must multiply to {wanted}")
 
     @property
     def world_size(self) -> int:
@@ -158,17 +169,30 @@ class RolloutLayout:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global rank of every slot."""
-        natural = range(self.offset, self.offset + self.world_size)
-        return tuple(natural) if self.permutation is None else self.permutation
+        if self.permutation is not None:
+            return self.permutation
+        slots = range(self.world_size)
+        return tuple(self.offset + rank_index(self.rank_order, rank_digits(self._natural_order, slot)) for slot in slots)
+
+    @property
+    def rank_order(self) -> RankOrder:
+        """The order of the ranks, spelt out where it is the natural one."""
+        return self.order or self._natural_order
+
+    def index(self, rank: int) -> int:
+        """Number of the slot on a global rank."""
+        if self.permutation is not None:
+            return self.permutation.index(rank)
+        return rank_index(self._natural_order, rank_digits(self.rank_order, rank - self.offset))
 
     def slot(self, rank: int) -> tuple[int, int]:
         """(data, tensor) place of a global rank."""
-        engine_stage, tensor = divmod(self._index(rank), self.tensor)
+        engine_stage, tensor = divmod(self.index(rank), self.tensor)
         return engine_stage // self.pipeline, tensor
 
     def stage(self, rank: int) -> int:
         """Pipeline stage of a global rank."""
-        return self._index(rank) // self.tensor % self.pipeline
+        return self.index(rank) // self.tensor % self.pipeline
 
     def tensor_groups(self) -> Iterator[tuple[int, ...]]:
         """Global ranks of each stage of each engine, in tensor order."""
@@ -176,8 +200,17 @@ class RolloutLayout:
         for first in range(0, self.world_size, self.tensor):
             yield ranks[first : first + self.tensor]
 
-    def _index(self, rank: int) -> int:
-        return rank - self.offset if self.permutation is None else self.permutation.index(rank)
+    def expert_groups(self) -> Iterator[tuple[int, ...]]:
+        """Global ranks over which the experts of a stage are spread, in the order in which the experts are."""
+        stages = range(self.pipeline)
+        groups = list(self.tensor_groups())
+        engines = max(1, self.expert // self.tensor)
+        for first, stage in product(range(0, self.data, engines), stages):
+            yield tuple(rank for engine in range(first, first + engines) for rank in groups[engine * self.pipeline + stage])
+
+    @property
+    def _natural_order(self) -> RankOrder:
+        return ("tensor", self.tensor), ("pipeline", self.pipeline), ("data", self.data)
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:

@@ -77,6 +77,7 @@ class GridEntry:
             "train": figures["natural"]["train"],
             "rollout": figures["natural"]["rollout"],
             "order": figures["run"]["train"]["order"],
+            "engine_order": figures["run"]["rollout"]["order"],
             "permutation": figures["best"]["rollout"]["permutation"],
             "bound_bytes": self.best.bound_bytes,
             **{name: {key: report[key] for key in wanted} for name, report in figures.items()},

@@ -1,15 +1,17 @@
 """Which rank takes which part: the placement that keeps most bytes at home, chosen node by node.
 
-An in-process vLLM engine wants consecutive ranks, so a run lays the *training* grid over them in another order
-(``choose_rank_order``). ``choose_permutation`` moves engine shards freely instead: no run can, but nothing does better.
+A run lays both grids over the ranks in orders of its own (``choose_rank_orders``). ``choose_permutation`` moves engine shards
+freely instead: no run can, but for a training grid in natural order nothing does better.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.parallel.rank_order import RankOrder, node_orders
 from megatron_rl.resharding.boxes import Box, intersect, volume
 from megatron_rl.resharding.spec import LayoutFn, RankFragments
@@ -79,29 +81,46 @@ def choose_permutation(overlaps: Overlaps, ranks: Sequence[int], ranks_per_node:
     return tuple(permutation) if kept > natural else tuple(ranks)
 
 
-def choose_rank_order(
+def choose_rank_orders(
     sources: Callable[[RankOrder | None], LayoutFn],
-    natural: RankOrder,
     destination: LayoutFn,
-    ranks: Sequence[int],
+    train: ParallelLayout,
+    rollout: RolloutLayout,
     ranks_per_node: int,
-) -> RankOrder | None:
-    """The order of the training grid over ``ranks`` with which most of what their engines need is already there.
+) -> tuple[RankOrder | None, RankOrder | None]:
+    """Orders of the training grid and of the engines' with which most of what an engine needs is already there.
 
-    ``sources``: rank order -> training layout, as ``megatron_layouts`` makes it. Every place of the grid stays on its
-    node, so no process group crosses nodes that did not before. Of orders that keep equally much, the one whose worst
-    rank receives least; the natural order (None) where none keeps more. Example: TP2 x DP4 to TP8 on one node gives
-    ``(("data", 4), ("tensor", 2))``, and nothing moves.
+    ``sources``: rank order -> training layout, as ``megatron_layouts`` makes it; ``destination``: of ``rollout`` in natural
+    order; both cover the same ranks. Every place of either grid stays on its node, so no process group crosses nodes that
+    did not before. Of orders that keep equally much: one grid in natural order, rather the engines', then the pair whose
+    worst rank receives least. None stands for the natural order, of both where nothing keeps more.
+    Example, on one node: TP2 x DP4 to TP8 gives ``(("data", 4), ("tensor", 2))`` and None; TP8 to TP2 x DP4 gives None and
+    ``(("data", 4), ("tensor", 2))``.
     """
     overlaps = Overlaps(sources(None), destination)
+    placed = [(order, _slots(replace(rollout, order=order))) for order in _engine_orders(rollout, ranks_per_node)]
+    held = [(order, overlaps.with_source(sources(order))) for order in node_orders(train.rank_order, ranks_per_node)]
 
-    def cost(order: RankOrder) -> tuple[int, int]:
-        missing = overlaps.with_source(sources(order)).missing(dict(zip(ranks, ranks, strict=True))).values()
-        return sum(missing), max(missing)
+    def cost(pair: tuple[int, int]) -> tuple[int, int, bool, int]:
+        engine, actor = pair
+        missing = held[actor][1].missing(placed[engine][1]).values()
+        return sum(missing), (engine > 0) + (actor > 0), engine > 0, max(missing)
 
-    best = min(node_orders(natural, ranks_per_node), key=cost)
-    improves = cost(best)[0] < cost(natural)[0]
-    return best if improves else None
+    engine, actor = min(product(range(len(placed)), range(len(held))), key=cost)
+    if cost((engine, actor))[0] == cost((0, 0))[0]:
+        return None, None
+    return held[actor][0] if actor else None, placed[engine][0] if engine else None
+
+
+def _engine_orders(rollout: RolloutLayout, ranks_per_node: int) -> list[RankOrder]:
+    """Orders in which the ranks of every group ascend, as an engine's must; the natural one first."""
+    orders = node_orders(rollout.rank_order, ranks_per_node)
+    return [order for order in orders if all(list(g) == sorted(g) for g in replace(rollout, order=order).expert_groups())]
+
+
+def _slots(rollout: RolloutLayout) -> dict[int, int]:
+    """Rank -> the rank on which its slot is in natural order."""
+    return {rank: rollout.offset + rollout.index(rank) for rank in rollout.ranks}
 
 
 def common_elements(holds: RankFragments, needs: RankFragments) -> int:

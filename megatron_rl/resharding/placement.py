@@ -10,15 +10,15 @@ from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.parallel.from_config import engine_layout, role_layout
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
-from megatron_rl.parallel.rank_order import joined
+from megatron_rl.parallel.rank_order import RankOrder, joined
 from megatron_rl.resharding.megatron_layout import megatron_layouts
-from megatron_rl.resharding.permutation import Overlaps, choose_permutation, choose_rank_order
+from megatron_rl.resharding.permutation import Overlaps, choose_permutation, choose_rank_orders
 from megatron_rl.resharding.spec import LayoutFn
 from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 
 PlacementName = Literal["natural", "run", "best"]
-"""natural: both in rank order. run: the training grid in the order that a run chooses. best: the better of that and of
-engine shards on any rank of their node, which no run can have."""
+"""natural: both in rank order. run: both grids in the orders that a run chooses. best: the better of that and of engine shards
+on any rank of their node, which no run can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +50,24 @@ def placements(
     destination = vllm_rules_layout(model, rollout)
     overlaps = Overlaps(sources(train.order), destination)
 
-    def with_order(layout: ParallelLayout) -> Placement:
-        source = sources(layout.order)
-        missing = overlaps.with_source(source).missing(dict(zip(rollout.ranks, rollout.ranks, strict=True)))
-        return Placement(train=layout, rollout=rollout, source=source, destination=destination, missing_elements=missing)
+    def placed(actor: ParallelLayout, engines: RolloutLayout) -> Placement:
+        source = sources(actor.order)
+        slots = {rank: slot for slot, rank in zip(rollout.ranks, engines.ranks, strict=True)}
+        return Placement(
+            train=actor,
+            rollout=engines,
+            source=source,
+            destination=lambda rank: destination(slots[rank]),
+            missing_elements=overlaps.with_source(source).missing(slots),
+        )
 
-    natural = with_order(train)
+    natural = placed(train, rollout)
     if tuple(train.ranks) != rollout.ranks:
         return {"natural": natural, "run": natural, "best": natural}
-    order = choose_rank_order(sources, train.rank_order, destination, train.ranks, ranks_per_node)
-    run = natural if order is None else with_order(replace(train, order=order))
+    actor_order, engine_order = choose_rank_orders(sources, destination, train, rollout, ranks_per_node)
+    run = placed(replace(train, order=actor_order), replace(rollout, order=engine_order))
     permutation = choose_permutation(overlaps, rollout.ranks, ranks_per_node)
-    slots = dict(zip(permutation, rollout.ranks, strict=True))
-    free = Placement(
-        train=train,
-        rollout=replace(rollout, permutation=permutation),
-        source=natural.source,
-        destination=lambda rank: destination(slots[rank]),
-        missing_elements=overlaps.missing(slots),
-    )
+    free = placed(train, replace(rollout, permutation=permutation))
     return {"natural": natural, "run": run, "best": free if free.total_missing < run.total_missing else run}
 
 
@@ -80,10 +79,16 @@ def run_placements(config: RunConfig, world_size: int, ranks_per_node: int) -> d
 
 
 def placement_summary(choices: Mapping[PlacementName, Placement], itemsize: int) -> str:
-    """One line: what all ranks receive per sync with this run's order, in natural order and at best, and the order."""
+    """One line: what all ranks receive per sync with this run's orders, in natural order and at best, and the orders."""
     sizes = {name: f"{choice.total_missing * itemsize / 2**20:.1f}" for name, choice in choices.items()}
-    order = " ".join(f"{axis}={size}" for axis, size in joined(choices["run"].train.rank_order)) or "one rank"
+    run = choices["run"]
     return (
         f"weight sync: all ranks receive {sizes['run']} MiB, in natural rank order {sizes['natural']}, at best "
-        f"{sizes['best']}; order of the actor's ranks, fastest first: {order}"
+        f"{sizes['best']}; order of the actor's ranks, fastest first: {spelt_order(run.train.rank_order)}, of the engines': "
+        f"{spelt_order(run.rollout.rank_order)}"
     )
+
+
+def spelt_order(order: RankOrder) -> str:
+    """Example: ``data=2 tensor=2``."""
+    return " ".join(f"{axis}={size}" for axis, size in joined(order)) or "one rank"

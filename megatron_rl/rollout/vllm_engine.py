@@ -22,6 +22,7 @@ from megatron_rl.rollout.agreement import gather
 from megatron_rl.rollout.answer_collector import Answer, AnswerCollector
 from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
+from megatron_rl.rollout.group_ranks import engine_groups, require_ascending
 from megatron_rl.rollout.outputs import Completion
 from megatron_rl.rollout.plain_weights import plain_cpu_weights, require_plain_parameters
 from megatron_rl.rollout.prefix_cache import drop_prefix_cache
@@ -88,10 +89,11 @@ class VllmEngine:
             spec: what to build.
             group: all ranks of ``spec.layout``; carries CPU tensors (gloo).
 
-        Raises ValueError where the layout is not the plain one.
+        Raises ValueError where the layout does not cover the job, or has a group out of rank order.
         Collectives: all ranks of the job, which must have joined ``torch.distributed``.
         """
-        _require_plain_layout(spec.layout)
+        _require_whole_job(spec.layout)
+        require_ascending(spec.layout)
         self._spec = spec
         self._warned_about_defaults = False
         sweep_leftovers()
@@ -104,6 +106,7 @@ class VllmEngine:
             preserved_process_settings(),
             plain_cpu_weights(spec.device),
             named_segments(identity),
+            engine_groups(spec.layout),
         ):
             self._engine = _start(spec, identity)
         self._places = SharedPlaces(self._model(), spec.shared)
@@ -222,12 +225,12 @@ class VllmEngine:
         return [[found[name, sample] for sample in range(settings.n)] for name in names]
 
 
-def _require_plain_layout(layout: RolloutLayout) -> None:
+def _require_whole_job(layout: RolloutLayout) -> None:
     world = dist.get_world_size()
-    if layout.permutation is not None or layout.offset != 0 or layout.world_size != world:
+    if layout.offset != 0 or layout.world_size != world:
         raise ValueError(
             f"rollout.tensor_parallel_size={layout.tensor} * rollout.data_parallel_size={layout.data} must cover all "
-            f"{world} ranks of the job in rank order: the in-process engine forms its groups from consecutive ranks"
+            f"{world} ranks of the job"
         )
 
 
@@ -352,6 +355,7 @@ def probe_engine() -> dict[str, str]:
     if versions["vllm"] == "not installed":
         return report
     set_engine_environment("cuda" if torch.cuda.is_available() else "cpu")
+    from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators import cpu_communicator
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor import model_loader
@@ -363,6 +367,7 @@ def probe_engine() -> dict[str, str]:
 
     hooks = {
         "executor takes rank and address from us": (ExecutorWithExternalLauncher, "_distributed_args"),
+        "groups of ranks chosen by us": (parallel_state, "init_model_parallel_group"),
         "linear weights stay plain on CPU": (layer_functions, "dispatch_cpu_unquantized_gemm"),
         "answers collected by us": (OutputProcessor, "process_outputs"),
         "prefix cache reset": (LLMEngine, "reset_prefix_cache"),

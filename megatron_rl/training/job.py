@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform as platform_module
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from megatron_rl.observability.logger import MetricLogger, build_logger
 from megatron_rl.parallel.from_config import engine_layout, role_layout
 from megatron_rl.parallel.groups import GroupRegistry
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
+from megatron_rl.parallel.rank_order import RankOrder
 from megatron_rl.runtime.platform import Platform, init_distributed, seed_everything
 from megatron_rl.runtime.roll_call import prove_collectives
 
@@ -34,6 +35,8 @@ class Job:
     registry: GroupRegistry
     host_group: ProcessGroup
     """All ranks over gloo: carries CPU tensors and objects also where the compute backend is NCCL."""
+    engine_order: RankOrder | None = None
+    """Rank order of the engines where it is not the natural one."""
 
     @classmethod
     def join(cls, config: RunConfig, run_dir: Path) -> Job:
@@ -79,7 +82,7 @@ class Job:
     @property
     def rollout_layout(self) -> RolloutLayout:
         """TP x DP grid of the engines."""
-        return engine_layout(self.config.rollout, self.world_size)
+        return replace(engine_layout(self.config.rollout, self.world_size), order=self.engine_order)
 
     def layout(self, parallel: ParallelConfig) -> ParallelLayout:
         """A role's layout over the whole job, in natural rank order."""

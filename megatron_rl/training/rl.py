@@ -19,6 +19,7 @@ from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
 from megatron_rl.observability.samples import SampleLog
+from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.rollout.agreement import gather
@@ -47,11 +48,7 @@ from megatron_rl.training.roles import (
     UpdateCut,
     ValueModel,
 )
-from megatron_rl.training.rollout_assembly import (
-    RolloutSide,
-    actor_layout,
-    build_rollout_side,
-)
+from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, place_roles
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.send_recv_report import SendRecvReport
@@ -132,7 +129,8 @@ def _build(
     config = job.config
     cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
     memory = MemoryPhases()
-    roles = _roles(job, total_steps, memory)
+    job, actor_layout = place_roles(job)
+    roles = _roles(job, actor_layout, total_steps, memory)
     actor = Actor(roles["actor"], config.actor, cut(config.actor), reuses_logprobs=reuses_logprobs(config))
     critic: Critic = NullCritic()
     if "critic" in roles:
@@ -205,13 +203,13 @@ def _health_monitor(job: Job) -> HealthMonitor:
     return HealthMonitor(rules=(*RULES, mismatch_rule(limit)))
 
 
-def _roles(job: Job, total_steps: int, memory: MemoryPhases) -> dict[str, MegatronRole]:
+def _roles(job: Job, actor_layout: ParallelLayout, total_steps: int, memory: MemoryPhases) -> dict[str, MegatronRole]:
     """The trained roles, which are also what a checkpoint holds; ``memory`` may move what is configured to move."""
     config = job.config
     per_rollout = {role.role: role.optimizer_steps for role in batch_arithmetic(config, job.world_size).roles}
     warmup = config.critic.warmup_steps if config.uses_critic else 0
     actor_steps = max(1, total_steps - warmup) * per_rollout["actor"]
-    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature, layout=actor_layout(job))}
+    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature, layout=actor_layout)}
     memory.adopt(trained_holdings("actor", roles["actor"], config.actor))
     if config.uses_critic:
         roles["critic"] = build_critic(job, total_steps * per_rollout["critic"])

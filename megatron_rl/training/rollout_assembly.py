@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -68,11 +68,12 @@ def build_rollout_side(job: Job, tokenizer: Tokenizer, shared: Mapping[str, Tens
     return RolloutSide(engine=engine, generator=generator, sampling=sampling, validation_sampling=validation)
 
 
-def actor_layout(job: Job) -> ParallelLayout:
-    """The actor's layout, its ranks in the order with which most weights are where the engines want them."""
+def place_roles(job: Job) -> tuple[Job, ParallelLayout]:
+    """The job with its engines, and the actor's layout, in the rank orders that leave most weights where they are wanted."""
     choices = run_placements(job.config, job.world_size, job.ranks_per_node)
     job.say(placement_summary(choices, job.platform.dtype.itemsize))
-    return choices["run"].train
+    run = choices["run"]
+    return replace(job, engine_order=run.rollout.order), run.train
 
 
 def _model_folder(job: Job) -> Path:

@@ -17,10 +17,7 @@ from megatron_rl.training.export import export_actor
 from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
-from megatron_rl.training.rollout_assembly import (
-    actor_layout,
-    build_rollout_side,
-)
+from megatron_rl.training.rollout_assembly import build_rollout_side, place_roles
 from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metrics
@@ -59,8 +56,8 @@ def engine_agreement(configs: dict[str, RunConfig], folder: Path) -> dict[str, l
 
 
 def _both_syncs(config: RunConfig, folder: Path) -> list[Agreement]:
-    job = Job.join(config, folder)
-    actor = build_actor(job, 1, config.rollout.temperature, layout=actor_layout(job))
+    job, layout = place_roles(Job.join(config, folder))
+    actor = build_actor(job, 1, config.rollout.temperature, layout=layout)
     assert config.model.tokenizer is not None
     # For its special ids alone: the prompts are ids already, and the vocabulary is smaller than the tokenizer's.
     plan = plan_weight_sync(job, actor)

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from megatron_rl.training.megatron_role import Samples
+from megatron_rl.training.micro_batches import Samples
 
 # The engine's CPU attention wants heads of a multiple of 32 elements.
 _SHAPE = {
@@ -48,6 +48,8 @@ def _untrained(family: str, vocab_size: int, eos: int, num_layers: int) -> PreTr
     shape = {**_SHAPE, "vocab_size": vocab_size, "eos_token_id": eos, "num_hidden_layers": num_layers}
     if family == "llama_tied":
         return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True, rope_parameters=_LLAMA3_ROPE))
+    if family == "llama_mha":
+        return LlamaForCausalLM(LlamaConfig(**{**shape, "num_key_value_heads": 4}, tie_word_embeddings=False))
     if family == "smollm2":
         return LlamaForCausalLM(LlamaConfig(**{**shape, **_SMOLLM2_SHAPE}, tie_word_embeddings=True))
     if family == "qwen3":

@@ -25,8 +25,12 @@ CASES = {
     "llama_tied-tp2pp2-to-tp2dp2": (4, "llama_tied", {"tensor": 2, "pipeline": 2}, 2),
     "qwen2-tp2dp2-to-tp4": (4, "qwen2", {"tensor": 2, "data": 2}, 4),
     "llama_tied-pp2dp2-to-tp1dp4": (4, "llama_tied", {"pipeline": 2, "data": 2}, 1),
+    "llama_mha-tp4-to-tp2dp2": (4, "llama_mha", {"tensor": 4}, 2),
 }
-"""Ranks, family, the actor's degrees, the engine's tensor-parallel degree (the rest is its data parallelism)."""
+"""Ranks, family, the actor's degrees, the engine's tensor-parallel degree (the rest is its data parallelism).
+
+In the last an engine's ranks are not consecutive: 0 and 2, 1 and 3.
+"""
 NODES = {"llama_tied-pp2dp2-to-tp1dp4": 2}
 """Ranks as if on several nodes: each stage is on a node of its own, so engines of a node share what they lack."""
 COPIED = ("qwen3-pp2-to-tp2", "llama_tied-dp2-to-tp2")
@@ -37,7 +41,7 @@ COPIED = ("qwen3-pp2-to-tp2", "llama_tied-dp2-to-tp2")
 def agreements(tmp_path_factory: pytest.TempPathFactory):
     """Answers of all cases of a number of ranks, from one process group."""
     folder: Path = tmp_path_factory.mktemp("agreement")
-    policies = {family: write_policy(folder / "policies" / family, family) for family in FAMILIES}
+    policies = {family: write_policy(folder / "policies" / family, family) for family in (*FAMILIES, "llama_mha")}
 
     @cache
     def of_world(world_size: int) -> list[dict[str, list[Agreement]]]:
@@ -91,3 +95,11 @@ def test_sync_moves_what_the_order_of_the_ranks_says(agreements) -> None:
     assert config.weight_sync.permute
     for rank in agreements(4):
         assert {found.received_bytes for found in rank["qwen2-tp2dp2-to-tp4"]} == {0.0}
+
+
+def test_engines_over_distant_ranks_receive_the_bound(agreements) -> None:
+    """TP4 -> TP2 x DP2: each rank lacks half of what its shard needs, together once the weights that are cut."""
+    hidden, intermediate, vocab, layers = 128, 96, 263, 4
+    cut = layers * (4 * hidden * hidden + 3 * hidden * intermediate) + 2 * vocab * hidden
+    for rank in agreements(4):
+        assert {found.received_bytes for found in rank["llama_mha-tp4-to-tp2dp2"]} == {4.0 * cut}

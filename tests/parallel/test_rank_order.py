@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_rl.parallel.layout import AXES, ParallelLayout
+from megatron_rl.parallel.layout import AXES, ParallelLayout, RolloutLayout
 from megatron_rl.parallel.rank_order import RankOrder, joined, node_orders, rank_digits, rank_index
 
 SPLIT = (("tensor", 2), ("data", 3), ("tensor", 2), ("pipeline", 2))
@@ -74,6 +74,20 @@ def test_expert_groups_follow_the_ranks_of_a_stage() -> None:
     assert list(layout.expert_groups("expert")) == [(0, 4), (2, 6), (1, 5), (3, 7)]
 
 
-def test_layout_rejects_order_of_other_degrees() -> None:
+def test_engine_layout_matches_hand_computed() -> None:
+    """Engines fastest: shards of one are two ranks apart; rank 9 is shard 0 of engine 1."""
+    layout = RolloutLayout(tensor=2, data=2, offset=8, order=(("data", 2), ("tensor", 2)))
+    assert layout.ranks == (8, 10, 9, 11)
+    assert list(layout.tensor_groups()) == [(8, 10), (9, 11)]
+    assert [layout.slot(rank) for rank in (8, 9, 10, 11)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_engine_expert_groups_follow_engines_of_a_stage() -> None:
+    """TP2 x PP2 x DP2, experts over the four shards of a stage: ranks 0, 1 and 4, 5 are stage 0."""
+    assert list(RolloutLayout(tensor=2, pipeline=2, data=2, expert=4).expert_groups()) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+
+
+@pytest.mark.parametrize("layout", [ParallelLayout, RolloutLayout])
+def test_layout_rejects_order_of_other_degrees(layout: type[ParallelLayout] | type[RolloutLayout]) -> None:
     with pytest.raises(ValueError, match="must multiply to"):
-        ParallelLayout(tensor=2, data=2, order=(("tensor", 4),))
+        layout(tensor=2, data=2, order=(("tensor", 4),))
