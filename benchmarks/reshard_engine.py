@@ -46,7 +46,7 @@ class EngineCase:
         assert job.world_size == 1, "the engine case is for one rank; use --pairs for more"
         model, dtype = config.model, job.platform.dtype
         self.actor = MegatronRole.build(
-            model, TrainedRoleConfig() if trained else None, ParallelLayout(), job.registry, job.platform
+            model, TrainedRoleConfig(), ParallelLayout(), job.registry, job.platform, frozen=not trained
         )
         stored = megatron_layout(model, ParallelLayout(), padded_vocab_size(model.vocab_size, 1))
         self.fragments: RankFragments = stored(0)
@@ -91,10 +91,12 @@ class EngineCase:
         push = partial(sync.push, 0)
         note = "the transfer, nothing cached: as after a sleep"
         yield self._figure("shared weights, whole push", time_runs(push, device, repeats), self.aliased, note=note)
-        timing = time_runs(push, device, repeats, before=self._rollout)
-        note = f"the transfer, and the engine forgets {self._rollout()} of {self._pool().num_gpu_blocks} cached blocks"
-        yield self._figure("shared weights, push after a rollout", timing, self.aliased, note=note)
-        sync.push(0)
+        note = f"before the update, the engine forgets {self._rollout()} of {self._pool().num_gpu_blocks} cached blocks"
+        timing = time_runs(sync.invalidate, device, repeats, before=lambda: (push(), self._rollout()))
+        yield self._figure("shared weights, end of a rollout", timing, self.aliased, note=note)
+        push()
+        timing = time_runs(push, device, repeats, before=lambda: (self._rollout(), sync.invalidate()))
+        yield self._figure("shared weights, push after a rollout", timing, self.aliased, note="after that and an update")
         yield from self._copied(parameters, repeats)
 
     def _rollout(self) -> int:

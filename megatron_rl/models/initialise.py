@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.models.tensor_cut import cut_dim, num_stacked
 from megatron_rl.parallel.groups import RoleGroups
+from megatron_rl.weights.names import MEGATRON_EMBEDDING, MEGATRON_VOCABULARY
 
 _STD = 0.02
 _SCALED = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
@@ -26,8 +28,9 @@ def _std(name: str, model: ModelConfig) -> float:
 def _whole_shape(parameter: Tensor, rows: int | None, tensor: int) -> tuple[int, ...]:
     """Shape over all tensor-parallel ranks; ``rows`` replaces the first extent (vocabulary without padding)."""
     shape = list(parameter.shape)
-    if parameter.tensor_model_parallel:
-        shape[parameter.partition_dim] *= tensor
+    dim = cut_dim(parameter)
+    if dim is not None:
+        shape[dim] *= tensor
     if rows is not None:
         shape[0] = rows
     return tuple(shape)
@@ -38,16 +41,15 @@ def _sections(name: str, parameter: Tensor, model: ModelConfig, extent: int) -> 
     if name.endswith("linear_qkv.weight"):
         key = model.num_key_value_heads * model.kv_channels
         return [extent - 2 * key, key, key]
-    stride: int = parameter.partition_stride
-    return [extent // stride] * stride
+    return [extent // num_stacked(parameter)] * num_stacked(parameter)
 
 
 def _shard(name: str, whole: Tensor, parameter: Tensor, model: ModelConfig, rank: int, tensor: int) -> Tensor:
     """This rank's part."""
-    if not parameter.tensor_model_parallel:
+    dim = cut_dim(parameter)
+    if dim is None:
         return whole
-    dim = parameter.partition_dim
-    sections = whole.split(_sections(name, parameter, model, whole.shape[dim]), dim=dim)
+    sections = torch.split(whole, _sections(name, parameter, model, whole.shape[dim]), dim=dim)
     return torch.cat([section.chunk(tensor, dim=dim)[rank] for section in sections], dim=dim)
 
 
@@ -75,8 +77,8 @@ def initialise(parameters: Mapping[str, torch.nn.Parameter], model: ModelConfig,
 
 
 def _draw(name: str, parameter: Tensor, model: ModelConfig, seed: int, rank: int, tensor: int) -> Tensor:
-    is_vocab = name in ("embedding.word_embeddings.weight", "output_layer.weight")
-    source = "embedding.word_embeddings.weight" if is_vocab and model.tie_word_embeddings else name
+    is_vocab = name in MEGATRON_VOCABULARY
+    source = MEGATRON_EMBEDDING.local if is_vocab and model.tie_word_embeddings else name
     digest = hashlib.sha256(f"{seed}:{source}".encode()).digest()
     generator = torch.Generator(device=parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
     shape = _whole_shape(parameter, model.vocab_size if is_vocab else None, tensor)

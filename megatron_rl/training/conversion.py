@@ -30,4 +30,5 @@ def convert(job: Job) -> int:
 
 def _frozen_actor(job: Job, folder: str | None) -> MegatronRole:
     """The policy's model without optimizer."""
-    return build_role(job, job.layout(job.config.actor.parallel), None, head="lm", folder=folder, total_optimizer_steps=1)
+    actor = job.config.actor
+    return build_role(job, job.layout(actor.parallel), actor, head="lm", folder=folder, frozen=True)

@@ -5,7 +5,6 @@ Shape suffixes: B samples, S padded tokens, N predicted tokens of a pack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,42 +12,22 @@ from torch import Tensor
 
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.training import TrainedRoleConfig
-from megatron_rl.data.packing import CutRule, Packer, Rows, cut_rows, pack_lengths, pack_mini_batch, packing_metrics
+from megatron_rl.data.packing import pack_mini_batch
 from megatron_rl.models.gpt import Head, TransformerStage, build_stage, named_local_parameters
 from megatron_rl.models.initialise import initialise
-from megatron_rl.parallel.collectives import (
-    broadcast_from_last_stage,
-    broadcast_object_from_last_stage,
-    first_difference,
-    max_over_data,
-    sum_over_data,
-)
 from megatron_rl.parallel.groups import GroupRegistry, RoleGroups
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.runtime.platform import Platform
 from megatron_rl.training.heads import lm_loss, lm_outputs, value_outputs, vocab_shard
 from megatron_rl.training.loss_closures import LossFunction
+from megatron_rl.training.micro_batches import RoleCut, Samples, cut_for_role
 from megatron_rl.training.optimizer import RoleOptimizer, require_optimizer, wrap_data_parallel
+from megatron_rl.training.parameter_invariants import check_replicas, zero_vocabulary_padding
 from megatron_rl.training.pipeline import run_pipeline
+from megatron_rl.training.stage_outputs import gather_outputs, keep_metrics, keep_outputs, reduce_metrics
 from megatron_rl.types.batches import MicroBatch, MiniBatch, PackedTokens
 from megatron_rl.types.masks import response_mask
 from megatron_rl.types.metrics import Metric, Metrics
-
-
-class Samples(Protocol):
-    """What scoring needs of a batch; ``RolloutBatch`` and ``MiniBatch`` are such."""
-
-    @property
-    def tokens_BS(self) -> Tensor:
-        """i64, prompt + response + right padding."""
-
-    @property
-    def prompt_lengths_B(self) -> Tensor:
-        """i64."""
-
-    @property
-    def response_lengths_B(self) -> Tensor:
-        """i64."""
 
 
 class MegatronRole:
@@ -88,12 +67,13 @@ class MegatronRole:
     def build(
         cls,
         model_config: ModelConfig,
-        role_config: TrainedRoleConfig | None,
+        role_config: TrainedRoleConfig,
         layout: ParallelLayout,
         registry: GroupRegistry,
         platform: Platform,
         *,
         head: Head = "lm",
+        frozen: bool = False,
         total_optimizer_steps: int = 1,
         seed: int = 0,
         temperature: float = 1.0,
@@ -104,11 +84,12 @@ class MegatronRole:
 
         Args:
             model_config: shape.
-            role_config: training settings; None = frozen, no gradients and no optimizer.
+            role_config: micro-batches, optimizer and recomputation.
             layout: degrees and ranks; must cover this rank.
             registry: of process groups, shared by all roles.
             platform: device and dtype.
             head: token probabilities or one value per token.
+            frozen: it only scores; no gradients and no optimizer.
             total_optimizer_steps: length of the learning-rate schedule.
             seed: of the initial weights.
             temperature: divides the logits, in scoring and in updates alike.
@@ -117,14 +98,14 @@ class MegatronRole:
         Raises ValueError where the layout fits neither the shape nor the job.
         """
         groups = RoleGroups.build(layout, registry)
-        frozen = role_config is None
-        config = role_config or TrainedRoleConfig()
-        require_optimizer(config.optim, platform)
-        chunks = build_stage(model_config, groups, platform, head=head, recompute=config.recompute)
+        if not frozen:
+            require_optimizer(role_config.optim, platform)
+        recompute = None if frozen else role_config.recompute
+        chunks = build_stage(model_config, groups, platform, head=head, recompute=recompute)
         initialise(named_local_parameters(chunks, groups), model_config, groups, seed)
         return cls(
             model_config=model_config,
-            role_config=config,
+            role_config=role_config,
             groups=groups,
             platform=platform,
             chunks=chunks,
@@ -138,7 +119,7 @@ class MegatronRole:
 
     def weights_changed(self) -> None:
         """Tell the role that its parameters were written from outside: f32 master copies follow, padding is zeroed."""
-        self._zero_vocabulary_padding()
+        zero_vocabulary_padding(self.parameters, self.groups, self.model_config.vocab_size)
         if self.optimizer is not None:
             self.optimizer.weights_changed()
 
@@ -202,22 +183,14 @@ class MegatronRole:
         return metrics, outputs_2BS[0], outputs_2BS[1]
 
     def check_replicas(self) -> None:
-        """Verify that parameters held by several ranks are bit-equal on them.
+        """Verify that parameters held by several ranks are bit-equal on them; see ``parameter_invariants``.
 
-        Raises RuntimeError naming those that are not: tensor-parallel replicas (norms, biases that are not cut),
-        data-parallel replicas, and the two copies of tied embeddings.
+        Raises RuntimeError naming those that are not.
 
         Collectives: all ranks of the role.
         """
-        groups = self.groups.collection
-        whole = {name: p for name, p in self.parameters.items() if not _is_cut(p)}
-        differing = first_difference(whole, groups.tp) + first_difference(self.parameters, groups.dp_cp)
-        differing += first_difference(self._tied_copy(), groups.embd) if self._tied_copy() else []
-        if differing:
-            raise RuntimeError(
-                f"replicated parameters differ between ranks: {', '.join(sorted(set(differing)))}. "
-                "The weights have drifted apart; resume from the last checkpoint and report this."
-            )
+        tied = self.chunks[0].share_embeddings_and_output_weights
+        check_replicas(self.parameters, self.groups, tied_embeddings=tied)
 
     def _require_optimizer(self) -> RoleOptimizer:
         assert self.optimizer is not None, "a frozen role cannot be updated"
@@ -228,10 +201,8 @@ class MegatronRole:
         optimizer = self._require_optimizer()
         self._set_training(True)
         optimizer.zero_grad()
-        shares = self._shares(batch.lengths_B)
-        cut = self._own(shares)
-        packer = self._packer(batch, batch.response_mask_BS, cut)
-        micro_batches = pack_mini_batch(batch, packer, cut)
+        cut = self._cut(batch, batch.response_mask_BS)
+        micro_batches = pack_mini_batch(batch, cut.packer, cut.rows)
         packs = [micro_batch.packed for micro_batch in micro_batches]
         kept = run_pipeline(
             self._wrapped,
@@ -242,51 +213,27 @@ class MegatronRole:
         )
         # Before anything is read back from the device, which would leave it idle until the step is queued.
         outcome = optimizer.step()
-        metrics = self._reduce_metrics(kept)
-        outputs = self._collect(packer, packs, kept, num_outputs) if num_outputs else batch.loss_weights_BS.new_zeros(0)
+        metrics = reduce_metrics(kept, self.groups)
+        outputs = batch.loss_weights_BS.new_zeros(0)
+        if num_outputs:
+            outputs = gather_outputs(cut.packer, packs, kept, num_outputs, self.groups)
         return {
             **metrics,
-            **packing_metrics(shares, packer.lengths, packer.multiple, equal=self._packs_are_equal),
+            **cut.metrics(),
             "grad_norm": Metric(outcome.grad_norm),
             "lr": Metric(outcome.lr, "last"),
             "update_skipped": Metric(float(outcome.skipped), "sum"),
         }, outputs
 
-    @property
-    def _packs_are_equal(self) -> bool:
-        """An interleaved pipeline cannot tell its stages how long each pack is."""
-        return self.groups.layout.virtual_pipeline > 1
-
-    def _packer(self, samples: Samples, mask_BS: Tensor, cut: Sequence[Rows]) -> Packer:
-        layout = self.groups.layout
-        lengths = tuple((samples.prompt_lengths_B + samples.response_lengths_B).tolist())
-        multiple = layout.tensor if layout.sequence_parallel else 1
-        return Packer(
-            tokens_BS=samples.tokens_BS,
-            mask_BS=mask_BS,
-            lengths=lengths,
-            multiple=multiple,
-            device=self.platform.device,
-            fixed_length=pack_lengths(cut, lengths, multiple, equal=True)[0] if self._packs_are_equal else None,
-        )
-
-    def _own(self, shares: list[list[Rows]]) -> list[Rows]:
-        """Rows of this rank's micro-batches."""
-        assert self.groups.coordinates is not None
-        return shares[self.groups.coordinates.data]
-
-    def _shares(self, lengths_B: Tensor) -> list[list[Rows]]:
-        """Rows by ``[data rank][micro-batch]``."""
-        layout = self.groups.layout
-        dynamic = self.config.use_dynamic_bsz
-        rule = CutRule(
-            data=layout.data,
+    def _cut(self, samples: Samples, mask_BS: Tensor) -> RoleCut:
+        return cut_for_role(
+            samples,
+            mask_BS,
+            config=self.config,
             hidden_size=self.model_config.hidden_size,
-            max_tokens=self.config.ppo_max_token_len_per_gpu if dynamic else None,
-            max_sequences=None if dynamic else self.config.ppo_micro_batch_size_per_gpu or 1,
-            count_multiple=layout.pipeline if layout.virtual_pipeline > 1 else 1,
+            groups=self.groups,
+            device=self.platform.device,
         )
-        return cut_rows(lengths_B.tolist(), rule)
 
     def _set_training(self, training: bool) -> None:
         for chunk in self.chunks:
@@ -298,100 +245,32 @@ class MegatronRole:
         self._set_training(False)
         if self.optimizer is not None:
             self.optimizer.complete_weights()
-        tokens_BS = samples.tokens_BS
-        cut = self._own(self._shares(samples.prompt_lengths_B + samples.response_lengths_B))
-        mask_BS = response_mask(samples.prompt_lengths_B, samples.response_lengths_B, tokens_BS.shape[1])
-        packer = self._packer(samples, mask_BS, cut)
-        packs = [packer.pack_tokens(rows) for rows in cut]
+        mask_BS = response_mask(samples.prompt_lengths_B, samples.response_lengths_B, samples.tokens_BS.shape[1])
+        cut = self._cut(samples, mask_BS)
+        packs = [cut.packer.pack_tokens(rows) for rows in cut.rows]
         last = self.chunks[-1]
 
         def last_stage(hidden: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
             answers = outputs(last, hidden, packs[index])
-            return answers[0].sum(), {f"{_OUTPUT}{i}": answer for i, answer in enumerate(answers)}
+            return answers[0].sum(), keep_outputs(answers)
 
         kept = run_pipeline(self.chunks, packs, last_stage, self.groups, forward_only=True)
-        return self._collect(packer, packs, kept, num_outputs)
-
-    def _collect(
-        self, packer: Packer, packs: Sequence[PackedTokens], kept: Sequence[dict[str, Tensor]], num_outputs: int
-    ) -> Tensor:
-        """Outputs of all micro-batches, data-parallel ranks and the last stage; f32 ``[num_outputs, B, S]`` on every rank."""
-        answers = torch.zeros((num_outputs, *packer.tokens_BS.shape), device=self.platform.device)
-        if self.groups.is_last_stage:
-            for i in range(num_outputs):
-                answers[i] = packer.unpack((pack, part[f"{_OUTPUT}{i}"]) for pack, part in zip(packs, kept, strict=True))
-            sum_over_data(answers, self.groups)
-        return broadcast_from_last_stage(answers, self.groups).to(packer.tokens_BS.device)
+        return gather_outputs(cut.packer, packs, kept, num_outputs, self.groups)
 
     def _loss(
         self, hidden: Tensor, batch: MicroBatch, loss: LossFunction, num_outputs: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        stage, outputs = self.chunks[-1], {}
+        """Share of one micro-batch in the loss, and what to keep of it; on the last stage."""
+        stage = self.chunks[-1]
         if stage.head == "value":
             scalar, metrics = loss(value_outputs(stage, hidden, batch.packed), None, batch.loss_inputs)
-        else:
-            self._require_optimizer().wait_for(stage.head_weight())
-            shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
-            answer = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature, with_entropy=num_outputs > 1)
-            scalar, metrics = answer.total, answer.metrics
-            seen = (answer.logprobs_N, answer.entropy_N)[:num_outputs]
-            outputs = {f"{_OUTPUT}{i}": output for i, output in enumerate(seen) if output is not None}
-        return scalar, outputs | {f"{kind}:{name}": value.detach().float() for name, (value, kind) in metrics.items()}
-
-    def _reduce_metrics(self, kept: Sequence[dict[str, Tensor]]) -> Metrics:
-        """Join the metrics of all micro-batches and data-parallel ranks, and tell every stage."""
-        values: object = None
-        if self.groups.is_last_stage:
-            keys = sorted(key for key in kept[0] if not key.startswith(_OUTPUT))
-            table = torch.stack([torch.stack([part[key].reshape(()) for key in keys]) for part in kept]) if keys else None
-            values = {} if table is None else self._joined(keys, table)
-        joined = broadcast_object_from_last_stage(values, self.groups)
-        assert isinstance(joined, dict)
-        return joined
-
-    def _joined(self, keys: list[str], table: Tensor) -> Metrics:
-        sums = sum_over_data(table.sum(0), self.groups).tolist()
-        tops = max_over_data(table.amax(0), self.groups).tolist()
-        metrics: Metrics = {}
-        for key, total, top in zip(keys, sums, tops, strict=True):
-            kind, name = key.split(":", 1)
-            if kind == "sum":
-                # Parts of one optimizer step add up; several steps are averaged.
-                metrics[name] = Metric(total)
-            else:
-                assert kind == "max", f"metric {name}: only sum and max can be joined over micro-batches, got {kind}"
-                metrics[name] = Metric(top, "max")
-        return metrics
-
-    def _tied_copy(self) -> dict[str, Tensor]:
-        """The embedding under one name on the first and on the last stage, where there are two copies."""
-        has_copy = self.chunks[0].share_embeddings_and_output_weights and self.groups.layout.pipeline > 1
-        if not has_copy:
-            return {}
-        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-            if name in self.parameters:
-                return {"tied embedding": self.parameters[name]}
-        return {}
-
-    @torch.no_grad()
-    def _zero_vocabulary_padding(self) -> None:
-        """Padded vocabulary rows are zero, whatever was loaded; they get no gradient, so updates leave them there."""
-        assert self.groups.coordinates is not None
-        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-            if name in self.parameters:
-                weight = self.parameters[name]
-                start = self.groups.coordinates.tensor * weight.shape[0]
-                weight[max(0, self.model_config.vocab_size - start) :] = 0
-
-
-_OUTPUT = "output:"
-"""Marks values per token among what the last stage keeps of a micro-batch; the rest are metrics."""
+            return scalar, keep_metrics(metrics)
+        self._require_optimizer().wait_for(stage.head_weight())
+        shard = vocab_shard(stage, self.groups, self.model_config.vocab_size)
+        answer = lm_loss(stage, hidden, batch, loss, shard, temperature=self.temperature, with_entropy=num_outputs > 1)
+        seen = (answer.logprobs_N, answer.entropy_N)[:num_outputs]
+        return answer.total, keep_outputs(x_N for x_N in seen if x_N is not None) | keep_metrics(answer.metrics)
 
 
 class _Outputs(Protocol):
     def __call__(self, stage: TransformerStage, hidden: Tensor, packed: PackedTokens) -> list[Tensor]: ...
-
-
-def _is_cut(parameter: Tensor) -> bool:
-    """Whether tensor parallelism cuts the parameter (Megatron marks those; the others are replicated)."""
-    return bool(vars(parameter).get("tensor_model_parallel", False))

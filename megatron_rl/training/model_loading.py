@@ -26,11 +26,12 @@ def role_weights(job: Job, role: MegatronRole, *, value_head: bool = False) -> L
 def build_role(
     job: Job,
     layout: ParallelLayout,
-    role_config: TrainedRoleConfig | None,
+    role_config: TrainedRoleConfig,
     *,
     head: Head,
     folder: str | None,
-    total_optimizer_steps: int,
+    frozen: bool = False,
+    total_optimizer_steps: int = 1,
     temperature: float = 1.0,
 ) -> MegatronRole:
     """Build one role and load its weights.
@@ -38,9 +39,10 @@ def build_role(
     Args:
         job: the job.
         layout: the role's own degrees and rank order.
-        role_config: optimizer and cut of the update; None = frozen.
+        role_config: micro-batches, optimizer and recomputation.
         head: ``"lm"`` or ``"value"``; a value head starts fresh whatever the folder holds.
         folder: Hugging Face folder; None = the seeded random weights.
+        frozen: it only scores.
         total_optimizer_steps: length of the learning-rate schedule.
         temperature: divides the logits wherever the role scores or learns.
 
@@ -53,6 +55,7 @@ def build_role(
         registry=job.registry,
         platform=job.platform,
         head=head,
+        frozen=frozen,
         total_optimizer_steps=total_optimizer_steps,
         seed=job.config.trainer.seed,
         temperature=temperature,
@@ -97,17 +100,17 @@ def build_critic(job: Job, total_optimizer_steps: int) -> MegatronRole:
 
 
 def build_reference(job: Job) -> MegatronRole:
-    """The frozen policy of the KL terms: ``ref.load_path``, or the weights the actor starts from."""
+    """The frozen policy of the KL terms: ``ref.load_path``, or the weights the actor starts from.
+
+    Its micro-batches are the actor's: whoever makes those smaller to save memory means these as well.
+    """
     config = job.config
-    reference = build_role(
+    return build_role(
         job,
         job.layout(config.ref.parallel or config.actor.parallel),
-        None,
+        config.actor,
         head="lm",
         folder=config.ref.load_path or config.actor.load_path or config.model.path,
-        total_optimizer_steps=1,
+        frozen=True,
         temperature=config.rollout.temperature,
     )
-    # It has no micro-batches of its own: whoever makes the actor's smaller to save memory means these as well.
-    reference.config = config.actor
-    return reference

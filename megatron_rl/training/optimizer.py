@@ -192,7 +192,7 @@ class RoleOptimizer:
                 chunk.start_param_sync(force_sync=True)
             self._has_stale_weights = False
 
-    def wait_for(self, weight: torch.nn.Parameter) -> None:
+    def wait_for(self, weight: torch.Tensor) -> None:
         """Complete one weight that is read without calling its module. Collectives: the data-parallel group."""
         if self._gathers_late:
             for chunk in self.chunks:

@@ -118,6 +118,8 @@ MEGATRON_EMBEDDING = Rule("embedding.word_embeddings.weight", (EMBEDDING,), Cut.
 MEGATRON_FINAL_NORM = Rule("decoder.final_layernorm.weight", (FINAL_NORM,), Cut.REPLICATED)
 MEGATRON_OUTPUT = Rule("output_layer.weight", (LM_HEAD,), Cut.VOCAB)
 MEGATRON_TIED_OUTPUT = Rule("output_layer.weight", (EMBEDDING,), Cut.VOCAB)
+MEGATRON_VOCABULARY = (MEGATRON_EMBEDDING.local, MEGATRON_OUTPUT.local)
+"""Megatron's parameters with a row for each token of the padded vocabulary."""
 """A tied model with pipeline stages: the last stage keeps its own copy of the embedding."""
 
 

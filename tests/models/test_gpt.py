@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.config.training import RecomputeConfig
+from megatron_rl.config.training import RecomputeConfig, TrainedRoleConfig
 from megatron_rl.models.gpt import transformer_config
 from megatron_rl.parallel.layout import ParallelLayout, padded_vocab_size
 from megatron_rl.runtime.platform import Platform
@@ -35,7 +35,9 @@ def _score(folder: Path, layout: ParallelLayout) -> np.ndarray:
     from megatron_rl.weights.names import logical_tensors
 
     model = model_config_from_hf(folder)
-    role = MegatronRole.build(model, None, layout, GroupRegistry(), Platform.detect(), temperature=0.7)
+    role = MegatronRole.build(
+        model, TrainedRoleConfig(), layout, GroupRegistry(), Platform.detect(), frozen=True, temperature=0.7
+    )
     fragments = megatron_layout(model, layout, padded_vocab_size(model.vocab_size, layout.tensor))(dist.get_rank())
     load_hf_checkpoint(folder, logical_tensors(model), fragments, role.named_local_parameters())
     role.weights_changed()

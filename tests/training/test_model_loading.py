@@ -15,11 +15,10 @@ def test_reference_is_cut_like_the_actor(monkeypatch: pytest.MonkeyPatch) -> Non
     config = compose(["algorithm=grpo", "actor.use_kl_loss=true", "actor.ppo_max_token_len_per_gpu=2048"])
     built: list[Any] = []
 
-    def build_role(job: Any, layout: Any, role_config: Any, **_: Any) -> Any:
-        built.append(role_config)
-        return SimpleNamespace(config=None)
+    def build_role(job: Any, layout: Any, role_config: Any, *, frozen: bool, **_: Any) -> None:
+        built.append((role_config, frozen))
 
     monkeypatch.setattr(model_loading, "build_role", build_role)
     job: Any = SimpleNamespace(config=config, layout=lambda parallel: parallel)
-    assert model_loading.build_reference(job).config is config.actor
-    assert built == [None]  # frozen: no gradients, no optimizer
+    model_loading.build_reference(job)
+    assert built == [(config.actor, True)]
