@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.resharding.block_quantiser import BlockQuantiser
 from megatron_rl.resharding.messages import Messages
 from megatron_rl.resharding.pieces import Piece
@@ -139,10 +140,7 @@ class ReshardExecutor:
     def _agree(self) -> tuple[torch.dtype, dict[int, Place]]:
         """Compare plans and parameters over the group; the dtype that travels (the smaller of the sides') and all places."""
         mine = self._inspect()
-        answers = [mine]
-        if self._group is not None:
-            answers = [mine] * dist.get_world_size(self._group)
-            dist.all_gather_object(answers, mine, group=self._group)
+        answers = [mine] if self._group is None else list(gather_objects(mine, self._group).values())
         hashes = [answer.plan_hash[:12] for answer in answers]
         if len(set(hashes)) > 1:
             raise ValueError(f"ranks made different reshard plans: {hashes}")
@@ -240,9 +238,7 @@ class ReshardExecutor:
         """Exchange handles and take views of what this rank reads."""
         read_by_others = self._shared_sources()
         mine = ipc.share(read_by_others) if read_by_others else None
-        shared: list[ipc.SharedMemory | None] = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(shared, mine, group=group)
-        by_rank = dict(zip(dist.get_process_group_ranks(group), shared, strict=True))
+        by_rank = gather_objects(mine, group)
         pairs: list[tuple[Tensor, Tensor]] = []
         for source_rank in sorted(source for source, destination in self._pairs if destination == self._rank):
             memory = by_rank[source_rank]

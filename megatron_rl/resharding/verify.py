@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.resharding.boxes import Box, volume
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.spec import Fragment, LogicalTensor, RankFragments
@@ -89,11 +90,7 @@ def verify_transfer(
 
 
 def _gather[T](value: T, group: dist.ProcessGroup | None) -> list[T]:
-    if group is None:
-        return [value]
-    answers = [value] * dist.get_world_size(group)
-    dist.all_gather_object(answers, value, group=group)
-    return answers
+    return [value] if group is None else list(gather_objects(value, group).values())
 
 
 def _checksums(

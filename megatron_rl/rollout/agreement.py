@@ -8,20 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
-
-
-def gather[T](value: T, group: ProcessGroup) -> dict[int, T]:
-    """Every rank's value by global rank.
-
-    Collectives: all ranks of ``group``, which must carry CPU tensors (gloo).
-    """
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return dict(zip(dist.get_process_group_ranks(group), values, strict=True))
 
 
 def fingerprint(parts: Mapping[str, object]) -> dict[str, str]:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.parallel.layout import RolloutLayout
-from megatron_rl.rollout.agreement import fingerprint, gather, require_agreement, require_success
+from megatron_rl.rollout.agreement import fingerprint, require_agreement, require_success
 from megatron_rl.rollout.engine import RolloutEngine
 from megatron_rl.rollout.outputs import PackedCompletions
 from megatron_rl.rollout.prompt_distribution import distribute_prompts
@@ -90,7 +91,7 @@ class RolloutGenerator:
         shares = distribute_prompts([len(p.token_ids) for p in prompts.prompts], self._layout.data)
         engine_index, tensor_rank = self._layout.slot(dist.get_rank())
         mine = self._ask_engine(prompts, shares[engine_index], settings, step, publish=tensor_rank == 0)
-        outputs = gather(mine, self._group)
+        outputs = gather_objects(mine, self._group)
         self._agree_on_outputs(outputs)
         completions = self._in_prompt_order(outputs, shares, settings.n)
         batch = to_rollout_batch(prompts, completions, policy_version, self._pad_token_id)
@@ -105,7 +106,7 @@ class RolloutGenerator:
                 "policy version": policy_version,
             }
         )
-        inputs = gather(_Inputs(fingerprints, self._problem(prompts, settings, policy_version)), self._group)
+        inputs = gather_objects(_Inputs(fingerprints, self._problem(prompts, settings, policy_version)), self._group)
         # The whole batch is replicated, so all ranks are compared, not only those of one engine.
         everyone = tuple(inputs)
         require_agreement({rank: found.fingerprints for rank, found in inputs.items()}, [everyone], "rollout inputs")

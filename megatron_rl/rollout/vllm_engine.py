@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron_rl.config.rollout import RolloutConfig
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.parallel.layout import RolloutLayout
-from megatron_rl.rollout.agreement import gather
 from megatron_rl.rollout.answer_collector import Answer, AnswerCollector
 from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
@@ -239,7 +239,7 @@ def _engine_identity(layout: RolloutLayout, group: ProcessGroup) -> str:
 
     Collectives: all ranks of ``group``.
     """
-    identities = gather(new_identity(), group)
+    identities = gather_objects(new_identity(), group)
     rank = dist.get_rank()
     ranks = next(ranks for ranks in layout.tensor_groups() if rank in ranks)
     return identities[ranks[0]]

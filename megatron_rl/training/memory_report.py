@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from megatron_rl.observability.memory import PhaseMemory, card_gib, memory_metrics
 from megatron_rl.observability.memory_summary import MemorySummary, Peaks, write_memory_summary
-from megatron_rl.rollout.agreement import gather
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.training.callbacks import TrainerCallback
 from megatron_rl.training.job import Job
 from megatron_rl.training.ppo_trainer import StepResult
@@ -32,7 +32,7 @@ class MemoryReport(TrainerCallback):
 
     def on_train_end(self, last_step: int) -> None:
         """Write the summary. Collectives: gathers from all ranks."""
-        ranks = gather(self._memory.attempt, self._job.host_group)
+        ranks = gather_objects(self._memory.attempt, self._job.host_group)
         if self._job.is_main:
             write_memory_summary(self._job.run_dir, MemorySummary(card_gib(self._job.platform.device), ranks))
 

@@ -19,10 +19,10 @@ from megatron_rl.observability.health import RULES, HealthMonitor, mismatch_rule
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
 from megatron_rl.observability.samples import SampleLog
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
-from megatron_rl.rollout.agreement import gather
 from megatron_rl.runtime.cuda_allocator import settle_allocator
 from megatron_rl.training.callbacks import TrainerCallback, load_callbacks
 from megatron_rl.training.checkpoint import CheckpointStore
@@ -108,7 +108,7 @@ def _stream(job: Job, tokenizer: Tokenizer) -> PromptStream:
 
 def _require_equal_data(stream: PromptStream, job: Job) -> None:
     """Raise on every rank where one has read other prompts: the global batches would silently differ."""
-    fingerprints = gather(stream.fingerprint, job.host_group)
+    fingerprints = gather_objects(stream.fingerprint, job.host_group)
     strangers = [rank for rank, found in fingerprints.items() if found != fingerprints[0]]
     if strangers:
         raise RuntimeError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron_rl.data.tokenizer import Tokenizer
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.rewards.reward import RewardResult, RewardSample
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.types.batches import PromptBatch, RolloutBatch
@@ -55,8 +56,7 @@ class RewardScorer:
         responses = self._responses(rollouts)
         samples = self._samples(prompts, rollouts, responses)
         rank, world = dist.get_rank(self._group), dist.get_world_size(self._group)
-        shares: list[_Share] = [_Share(None, None)] * world
-        dist.all_gather_object(shares, self._score_share(samples[rank::world]), group=self._group)
+        shares = gather_objects(self._score_share(samples[rank::world]), self._group).values()
         failures = [share.failure for share in shares if share.failure is not None]
         if failures:
             raise RuntimeError(failures[0])
