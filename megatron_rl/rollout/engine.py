@@ -49,7 +49,8 @@ class RolloutEngine(Protocol):
     def invalidate_weights(self) -> None:
         """Say that the weights' source is about to change: nothing generates until the next update is finished.
 
-        Weights that share the source's storage change with it, value by value. Allowed while asleep.
+        Weights that share the source's storage change with it, value by value, so what was computed from them may be
+        forgotten at once. Allowed while asleep.
         """
 
     def begin_weight_update(self) -> None:

@@ -142,6 +142,8 @@ class VllmEngine:
     def invalidate_weights(self) -> None:
         """See ``RolloutEngine.invalidate_weights``."""
         self._state.invalidate()
+        # Void from now on: forgotten beside the update, it does not lengthen the push, which drops what is left or fails.
+        drop_prefix_cache(self._engine)
 
     def begin_weight_update(self) -> None:
         """See ``RolloutEngine.begin_weight_update``."""

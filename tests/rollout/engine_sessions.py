@@ -263,6 +263,7 @@ def _updates(engine: VllmEngine) -> dict[str, Any]:
     engine.finish_weight_update(2)
     found["greedy_restored"] = greedy()
     found["few_cached"] = _dropped_cache(engine, [LONG_PROMPT])
+    found["invalidated"] = _dropped_cache(engine, [LONG_PROMPT], invalidate=True)
     found["many_cached"] = _dropped_cache(engine, [[i, *LONG_PROMPT[1:]] for i in range(100)])
     found["greedy_after_drops"] = greedy()
     engine.sleep(2)
@@ -275,8 +276,11 @@ def _updates(engine: VllmEngine) -> dict[str, Any]:
     return found
 
 
-def _dropped_cache(engine: VllmEngine, prompts: list[list[int]]) -> tuple[int, int, int]:
-    """Cached blocks before and after a push, and whether vLLM's own reset dropped them."""
+def _dropped_cache(engine: VllmEngine, prompts: list[list[int]], *, invalidate: bool = False) -> tuple[int, int, int]:
+    """Cached blocks before and after a push, and whether vLLM's own reset dropped them.
+
+    ``invalidate``: before and after an invalidation alone.
+    """
     engine.generate(prompts, settings(max_new_tokens=1), range(len(prompts)))
     pool = engine._engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
 
@@ -286,10 +290,13 @@ def _dropped_cache(engine: VllmEngine, prompts: list[list[int]]) -> tuple[int, i
         return hashed
 
     before = cached()
-    engine.begin_weight_update()
     with patch.object(pool, "reset_prefix_cache", wraps=pool.reset_prefix_cache) as reset:
+        if invalidate:
+            engine.invalidate_weights()
+            after = cached()
+        engine.begin_weight_update()
         engine.finish_weight_update(2)
-    return before, cached(), reset.call_count
+    return before, after if invalidate else cached(), reset.call_count
 
 
 def tensor_parallel_engine(folder: str) -> dict[str, Any]:

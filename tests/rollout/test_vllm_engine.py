@@ -125,6 +125,11 @@ def test_push_drops_every_cached_block_whichever_way_is_shorter(single: dict[str
     assert single["greedy_after_drops"] == single["greedy_before"][0]
 
 
+def test_invalidation_drops_every_cached_block_before_the_push(single: dict[str, Any]) -> None:
+    before, after, _ = single["invalidated"]
+    assert (before > 0, after) == (True, 0)
+
+
 def test_generate_rejects_weights_in_flux_or_dropped(single: dict[str, Any]) -> None:
     assert "being updated" in single["mid_update"]
     assert "sleeps" in single["asleep"]
