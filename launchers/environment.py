@@ -25,14 +25,22 @@ class OutsideLaunch:
     """See ``ATTEMPT``."""
 
 
+def whole_number(environ: Mapping[str, str], name: str) -> int | None:
+    """A variable that holds a count or a place; None where it is unset or empty. Raises ValueError naming it."""
+    text = environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"{name}={text} in the environment: must be a whole number; correct it, or unset it")
+    return int(text) if text else None
+
+
 def outside_launch(environ: Mapping[str, str]) -> OutsideLaunch | None:
     """The rank this process is; None where it was started by hand.
 
-    Raises ValueError where ranks could not recognise each other's attempt.
+    Raises ValueError for numbers that are none, and where ranks could not recognise each other's attempt.
     """
-    if "RANK" not in environ:
+    rank, world_size = whole_number(environ, "RANK"), whole_number(environ, "WORLD_SIZE") or 1
+    if rank is None:
         return None
-    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE", "1"))
     attempt = _attempt(environ, world_size)
     if attempt is None:
         raise ValueError(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from launchers.environment import OutsideLaunch, num_visible_gpus, outside_launch, worker_environment
+from launchers.environment import OutsideLaunch, num_visible_gpus, outside_launch, whole_number, worker_environment
 from launchers.job import WORKER_MODULE, JobSpec
 from launchers.meeting import hand_out, receive
 from launchers.plan_summary import plan_summary
@@ -156,9 +156,12 @@ def _node_place(config: RunConfig) -> tuple[str, int, int]:
     """Head address, port and number of this node, from the configuration or the environment."""
     launcher, problems = config.launcher, []
     host = launcher.master_addr or os.environ.get("MASTER_ADDR")
-    port = launcher.master_port or int(os.environ.get("MASTER_PORT", "0")) or None
-    numbers = (os.environ.get(name) for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"))
-    node_rank = launcher.node_rank if launcher.node_rank is not None else next((int(text) for text in numbers if text), None)
+    try:
+        port = launcher.master_port or whole_number(os.environ, "MASTER_PORT") or None
+        numbers = [whole_number(os.environ, name) for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")]
+    except ValueError as failure:
+        raise ConfigError([str(failure)]) from None
+    node_rank = next((number for number in (launcher.node_rank, *numbers) if number is not None), None)
     if host is None:
         problems.append("launcher.master_addr=null: with trainer.nnodes > 1 every node needs the address of node 0")
     if port is None:

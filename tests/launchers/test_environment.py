@@ -17,6 +17,12 @@ def test_outside_launch_reads_rank_and_world() -> None:
     assert (launch.rank, launch.world_size) == (1, 2)
 
 
+@pytest.mark.parametrize("environ", [{"RANK": "x"}, {"RANK": "0", "WORLD_SIZE": "two"}], ids=["rank", "world"])
+def test_outside_launch_rejects_what_is_no_number(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="=(x|two) in the environment: must be a whole number"):
+        outside_launch(environ)
+
+
 def test_outside_launch_attempt_differs_between_starts_and_not_between_ranks() -> None:
     slurm = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     ranks = [outside_launch(slurm | {"RANK": str(rank)}) for rank in range(2)]

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launchers.submit import launch_task
+from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.loading import compose
 from tests.support.processes import is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +91,21 @@ def test_launch_task_dies_without_orphans(tmp_path) -> None:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in ranks)
     assert not list(tmp_path.glob("p/e/2*/saved*"))
+
+
+def test_launch_task_rejects_a_place_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NODE_RANK", "first")
+    config = compose(
+        [
+            "experiment=tiny_cpu",
+            "actor.parallel.tensor=1",
+            "launcher=torchrun",
+            "trainer.nnodes=2",
+            f"trainer.output_dir={tmp_path}",
+        ]
+    )
+    with pytest.raises(ConfigError, match="NODE_RANK=first in the environment: must be a whole number"):
+        launch_task("train", config)
+    assert list(tmp_path.iterdir()) == []
