@@ -19,7 +19,7 @@ def test_outside_launch_reads_rank_and_world() -> None:
 
 @pytest.mark.parametrize("environ", [{"RANK": "x"}, {"RANK": "0", "WORLD_SIZE": "two"}], ids=["rank", "world"])
 def test_outside_launch_rejects_what_is_no_number(environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="=(x|two) in the environment: must be a whole number"):
+    with pytest.raises(ValueError, match=r"=(x|two) in the environment: must be a whole number"):
         outside_launch(environ)
 
 
