@@ -42,10 +42,13 @@ def plot_efficiency(sweep: SweepResults, path: Path) -> None:
         )
         if points:
             axes.plot([x for x, _ in points], [y for _, y in points], style, color=colour, label=label)
+        for x, y in points:
+            axes.annotate(f"{y:.0f}%", (x, y), (0, 7), textcoords="offset points", ha="center", color=colour, fontsize="small")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ranks, [str(count) for count in ranks])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    best = max((100 * one.efficiency_frac for one in sweep.efficiency.values()), default=100.0)
+    axes.set_ylim(0, 1.12 * max(100.0, best))
     axes.set_xlabel("GPUs, or CPU ranks")
     axes.set_ylabel("tokens/s per rank, % of the smallest point")
     axes.legend(frameon=False, loc="lower left")

@@ -64,7 +64,8 @@ def render_sweep(sweep: SweepResults, pictures: Sequence[tuple[str, Path]], more
 
 def _introduction(sweep: SweepResults, more: str) -> str:
     measured = sum(result.source == "measured" for result in sweep.results)
-    words = f"{measured} measured points; times leave out the warm-up of {sweep.warmup_steps} steps at the start of each run."
+    warm_up = "first step" if sweep.warmup_steps == 1 else f"first {sweep.warmup_steps} steps"
+    words = f"{measured} measured points; times leave out the {warm_up} of each run, the warm-up."
     if measured < len(sweep.results):
         words += " Rows in italics are model output: nobody has run them."
     if sweep.efficiency:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_rl.cli.estimate import parse
+from megatron_rl.cli.launch import plain_overrides
 from megatron_rl.cli.main import COMMANDS
 from megatron_rl.config.loading import compose
 
@@ -71,6 +73,10 @@ def test_quoted_commands_exist_and_compose(document: Path) -> None:
         overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("--")]
         if name not in NOT_CONFIGURATION:
             compose(overrides)
+        elif name == "launch":
+            compose(plain_overrides(overrides))
+        elif name == "estimate" and overrides:
+            parse([word for word in arguments if "=" in word or not word.startswith("-")])
 
 
 def test_every_make_target_of_the_readme_exists() -> None:
