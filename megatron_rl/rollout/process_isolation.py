@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
+
+from megatron_rl.runtime.random_states import rng_state, set_rng_state
 
 _RESTORED_VARIABLES = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS", "OMP_NUM_THREADS")
 """Environment variables an engine's start rewrites and child processes or the launcher's ranks read."""
@@ -21,16 +21,12 @@ def isolated_rng(device: torch.device) -> Iterator[None]:
     An engine in this process seeds and draws from them; the trainer's data order, dropout and initialisation must not
     depend on whether or how much was generated.
     """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.get_rng_state()
+    state = rng_state()
     cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
+        set_rng_state(state)
         if cuda_state is not None:
             torch.cuda.set_rng_state(cuda_state, device)
 

@@ -1,16 +1,14 @@
-"""What this process computes on: device, compute dtype, collective backend, peak speed; joining the job; seeds."""
+"""What this process computes on: device, compute dtype, collective backend, peak speed; joining the job."""
 
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -97,14 +95,7 @@ def init_distributed(
     if "WORLD_SIZE" in environ and "RANK" in environ:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
         return
-    with tempfile.NamedTemporaryFile(prefix="megatron_rl_rendezvous_", delete=False) as store:
+    with tempfile.NamedTemporaryFile(prefix="megatron_rl_rendezvous_", delete=False) as file:
         dist.init_process_group(
-            backend, init_method=f"file://{store.name}", rank=0, world_size=1, timeout=timeout, device_id=device_id
+            backend, init_method=f"file://{file.name}", rank=0, world_size=1, timeout=timeout, device_id=device_id
         )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch (CPU and CUDA) alike on every rank: what must differ per rank derives its own."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

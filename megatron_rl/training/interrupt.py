@@ -9,10 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
-
-__all__ = ["EXIT_CODE_REQUEUE", "InterruptFlag"]
-
 
 class InterruptFlag:
     """Listens for SIGTERM and SIGUSR1 while it is entered; ranks agree on it once a step."""

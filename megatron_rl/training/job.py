@@ -18,7 +18,8 @@ from megatron_rl.parallel.from_config import engine_layout, role_layout
 from megatron_rl.parallel.groups import GroupRegistry
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.parallel.rank_order import RankOrder
-from megatron_rl.runtime.platform import Platform, init_distributed, seed_everything
+from megatron_rl.runtime.platform import Platform, init_distributed
+from megatron_rl.runtime.random_states import seed_everything
 from megatron_rl.runtime.roll_call import prove_collectives
 
 METRICS_FILE = "metrics.jsonl"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.stream import PromptStream
 from megatron_rl.observability.health import HealthMonitor
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.training.callbacks import TrainerCallback
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
+from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.ppo_trainer import PpoTrainer, StepResult
-from megatron_rl.training.run_state import RunState
+from megatron_rl.training.run_state import RunState, saves_after
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
@@ -22,7 +23,7 @@ from megatron_rl.types.metrics import Metric, Metrics, merge
 
 @dataclass(frozen=True)
 class LoopParts:
-    """Everything the loop drives; built by ``training.assembly``."""
+    """Everything the loop drives; built by ``training.rl``."""
 
     trainer: PpoTrainer
     stream: PromptStream
@@ -93,8 +94,7 @@ class TrainingLoop:
             result = parts.trainer.step(step, parts.stream.next_batch())
             self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
-            # Whatever save_freq says: the exit code of an interrupted run promises that it can go on.
-            if self._saves(step, last) or (interrupted and not last):
+            if saves_after(step, self._total_steps, save_freq=self._config.save_freq, interrupted=interrupted):
                 with parts.phases("save_checkpoint"):
                     parts.state.save(step)
         metrics = merge([result.metrics, parts.phases.flush()])
@@ -130,10 +130,6 @@ class TrainingLoop:
             return {}
         metrics = self._parts.validator.run(policy_version=self._parts.trainer.weight_sync.version)
         return {**metrics, "val/step": Metric(float(step), "last")}
-
-    def _saves(self, step: int, last: bool) -> bool:
-        every = self._config.save_freq
-        return every > 0 and (last or step % every == 0)
 
     def _tests(self, step: int, last: bool) -> bool:
         every = self._config.test_freq

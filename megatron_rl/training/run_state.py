@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
 
 from megatron_rl.algorithms.kl import KlController
 from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.stream import PromptStream
+from megatron_rl.runtime.random_states import rng_state, set_rng_state
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.memory_phases import MemoryPhases
-
-
-def rng_state() -> dict[str, Any]:
-    """Global Python, NumPy and torch generator states of this process."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Inverse of :func:`rng_state`."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
 
 
 def resume_folder(config: TrainerConfig, store: CheckpointStore) -> Path | None:
@@ -37,6 +21,16 @@ def resume_folder(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     if config.resume_mode == "path":
         return Path(str(config.resume_path))
     return store.newest_complete()
+
+
+def saves_after(step: int, total_steps: int, *, save_freq: int, interrupted: bool) -> bool:
+    """Whether a checkpoint is written after a step; ``save_freq`` below 1 = only where the run is interrupted.
+
+    Whatever ``save_freq`` says, a run that is interrupted before its last step saves: its exit code promises that it can
+    go on.
+    """
+    last = step == total_steps
+    return (interrupted and not last) or (save_freq > 0 and (last or step % save_freq == 0))
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,23 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.run_files import checkpoints_dir
 from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.prompts import tokenizer_of
 from megatron_rl.data.sft_pairs import SftExample, load_sft_examples
 from megatron_rl.data.stream import BatchOrder
 from megatron_rl.observability.logger import MetricLogger
+from megatron_rl.runtime.random_states import rng_state, set_rng_state
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.export import HF_FOLDER, export_actor
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE, InterruptFlag
+from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import Job, open_logger
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
 from megatron_rl.training.out_of_memory import memory_advisor
 from megatron_rl.training.roles import prefixed
-from megatron_rl.training.run_state import resume_folder, rng_state, set_rng_state
+from megatron_rl.training.run_state import resume_folder, saves_after
 from megatron_rl.training.sft_trainer import SftTrainer
 from megatron_rl.training.step_phases import StepPhases, build_step_phases
 from megatron_rl.types.metrics import Metric, Metrics
@@ -135,14 +137,10 @@ class _SftRun:
             with self.phases("update_actor"):
                 metrics = prefixed("sft", self.trainer.step(batch))
             interrupted = self.interrupt.any_rank()
-            if self._saves(step, interrupted):
+            if saves_after(step, self.total_steps, save_freq=self.state.config.save_freq, interrupted=interrupted):
                 with self.phases("save_checkpoint"):
                     self.state.save(step)
         metrics |= self.phases.flush()
         tokens = sum(len(example.token_ids) for example in batch)
         metrics["perf/tokens_per_second"] = Metric(tokens / metrics["timing_s/step"].value)
         return metrics, interrupted
-
-    def _saves(self, step: int, interrupted: bool) -> bool:
-        every = self.state.config.save_freq
-        return every > 0 and (interrupted or step % every == 0 or step == self.total_steps)

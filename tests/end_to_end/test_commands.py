@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.run_files import read_run_config
 from megatron_rl.observability.sinks import read_metrics
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE
 from tests.end_to_end.commands import Command, abandoned_segments, run, start
 from tests.end_to_end.policies import load_policy
 from tests.end_to_end.tiny_assets import NUM_ROWS, overrides, write_assets

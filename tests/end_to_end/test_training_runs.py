@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.validate import validate
 from megatron_rl.config.world import with_world
 from megatron_rl.observability.sinks import read_metrics
-from megatron_rl.training.interrupt import EXIT_CODE_REQUEUE
 from tests.end_to_end.policies import write_policy
 from tests.end_to_end.training_sessions import Ending, Run, train_all
 from tests.support.distributed import run_distributed

@@ -17,10 +17,10 @@ from megatron_rl.config.run import RunConfig
 from megatron_rl.resharding.executor import ReshardExecutor, TransferStats
 from megatron_rl.rollout import vllm_engine
 from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine
+from megatron_rl.runtime.random_states import rng_state
 from megatron_rl.training import rl, rollout_assembly
 from megatron_rl.training.job import Job
 from megatron_rl.training.loop import LoopParts
-from megatron_rl.training.run_state import rng_state
 
 
 @dataclass(frozen=True)
