@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from megatron_rl.types.batches import FinishReason, RolloutBatch
-from megatron_rl.types.metrics import Metric, Metrics
-
-
-def _spread(name: str, values_B: Tensor) -> Metrics:
-    floats_B = values_B.double()
-    return {
-        f"{name}/mean": Metric(float(floats_B.mean()), "mean", weight=float(len(values_B))),
-        f"{name}/max": Metric(float(floats_B.max()), "max"),
-        f"{name}/min": Metric(float(floats_B.min()), "min"),
-    }
+from megatron_rl.types.metrics import Metric, Metrics, spread
 
 
 def response_metrics(rollouts: RolloutBatch) -> Metrics:
@@ -31,8 +20,8 @@ def response_metrics(rollouts: RolloutBatch) -> Metrics:
         return Metric(rollouts.finish_reasons.count(reason) / count, "mean", weight=float(count))
 
     return {
-        **_spread("response_length", rollouts.response_lengths_B),
-        **_spread("prompt_length", rollouts.prompt_lengths_B),
+        **spread("response_length", rollouts.response_lengths_B),
+        **spread("prompt_length", rollouts.prompt_lengths_B),
         "response_length/clip_ratio": share("length"),
         "response/aborted_ratio": share("abort"),
         "response/num_empty": Metric(float((rollouts.response_lengths_B == 0).sum()), "sum"),

@@ -5,6 +5,8 @@ Shape suffixes: B samples, S padded tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,21 @@ from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.types.batches import Experience, RolloutBatch
 from megatron_rl.types.masks import response_mask
-from megatron_rl.types.metrics import Metric, Metrics
+from megatron_rl.types.metrics import Metric, Metrics, spread
+
+
+@dataclass(frozen=True, slots=True)
+class _Opinions:
+    """What the roles say of a rollout batch, f32 ``[B, S]`` in token coordinates."""
+
+    old_logprobs_BS: Tensor | None
+    """None where the update's own forward pass gives them."""
+    entropy_BS: Tensor | None
+    """Of the actor; None as above."""
+    ref_logprobs_BS: Tensor | None
+    """None where no loss term reads them."""
+    values_BS: Tensor
+    """Zeros without a critic."""
 
 
 class ExperienceBuilder:
@@ -48,6 +64,11 @@ class ExperienceBuilder:
 
     def build(self, rollouts: RolloutBatch, scored: ScoredRollouts) -> tuple[Experience, Metrics]:
         """Value and judge one scored rollout batch; enters the collectives of every role."""
+        opinions = self._ask_roles(rollouts)
+        with self._phases("adv"):
+            return self._judge(rollouts, scored, opinions)
+
+    def _ask_roles(self, rollouts: RolloutBatch) -> _Opinions:
         old_logprobs_BS, entropy_BS = None, None
         if not self._actor.reuses_logprobs:
             with self._phases("old_log_prob"):
@@ -56,28 +77,15 @@ class ExperienceBuilder:
             ref_logprobs_BS = self._reference.logprobs(rollouts, old_logprobs_BS)
         with self._phases("values"):
             values_BS = self._critic.values(rollouts)
-        with self._phases("adv"):
-            return self._judge(rollouts, scored, old_logprobs_BS, entropy_BS, ref_logprobs_BS, values_BS)
+        return _Opinions(old_logprobs_BS, entropy_BS, ref_logprobs_BS, values_BS)
 
-    def _judge(
-        self,
-        rollouts: RolloutBatch,
-        scored: ScoredRollouts,
-        old_logprobs_BS: Tensor | None,
-        entropy_BS: Tensor | None,
-        ref_logprobs_BS: Tensor | None,
-        values_BS: Tensor,
-    ) -> tuple[Experience, Metrics]:
+    def _judge(self, rollouts: RolloutBatch, scored: ScoredRollouts, opinions: _Opinions) -> tuple[Experience, Metrics]:
         mask_BS = response_mask(rollouts.prompt_lengths_B, rollouts.response_lengths_B, rollouts.tokens_BS.shape[1])
         mask_BS &= scored.valid_B[:, None]
-        kl_BS = torch.zeros_like(values_BS)
-        if self._algorithm.use_kl_in_reward:
-            assert old_logprobs_BS is not None and ref_logprobs_BS is not None
-            kl_BS = kl_penalty(old_logprobs_BS, ref_logprobs_BS, self._algorithm.kl_penalty)
-        coefficient = self.kl_controller.value if self._algorithm.use_kl_in_reward else 0.0
+        kl_BS, kl_coef = self._kl_in_reward(opinions)
         inputs = AdvantageInputs(
-            token_rewards_BS=token_rewards(scored.rewards_B, kl_BS, mask_BS, coefficient),
-            values_BS=values_BS,
+            token_rewards_BS=token_rewards(scored.rewards_B, kl_BS, mask_BS, kl_coef),
+            values_BS=opinions.values_BS,
             mask_BS=mask_BS,
             group_ids_B=rollouts.group_ids_B,
             valid_B=scored.valid_B,
@@ -87,45 +95,48 @@ class ExperienceBuilder:
             divide_by_std=self._algorithm.norm_adv_by_std_in_grpo,
         )
         advantages_BS, returns_BS = ADVANTAGE_ESTIMATORS[self._algorithm.adv_estimator](inputs)
-        weights_BS, score_metrics = mask_BS.float(), {}
-        if old_logprobs_BS is not None and entropy_BS is not None:
-            weights_BS, score_metrics = importance_weights(
-                old_logprobs_BS, rollouts.rollout_logprobs_BS, mask_BS, self._correction
-            )
-            score_metrics |= entropy_metrics(entropy_BS, mask_BS)
+        weights_BS, score_metrics = self._importance(rollouts, opinions, mask_BS)
         experience = Experience(
             rollouts=rollouts,
             response_mask_BS=mask_BS,
-            old_logprobs_BS=old_logprobs_BS,
-            ref_logprobs_BS=ref_logprobs_BS,
-            values_BS=values_BS,
+            old_logprobs_BS=opinions.old_logprobs_BS,
+            ref_logprobs_BS=opinions.ref_logprobs_BS,
+            values_BS=opinions.values_BS,
             rewards_B=scored.rewards_B,
             advantages_BS=advantages_BS,
             returns_BS=returns_BS,
             importance_weights_BS=weights_BS,
         )
-        metrics = {
+        return experience, {
             **score_metrics,
-            "group/frac_zero_std": Metric(inputs.group_stats().zero_variance_frac),
             **_data_metrics(experience),
+            **self._adapt_kl(kl_BS, kl_coef, mask_BS),
         }
-        if self._algorithm.use_kl_in_reward:
-            mean_kl = float(masked_mean(kl_BS, mask_BS))
-            metrics["actor/reward_kl_penalty"] = Metric(mean_kl)
-            metrics["actor/reward_kl_penalty_coeff"] = Metric(coefficient)
-            self.kl_controller.adapt(mean_kl, rollouts.tokens_BS.shape[0])
-        return experience, metrics
 
+    def _kl_in_reward(self, opinions: _Opinions) -> tuple[Tensor, float]:
+        """KL to the reference of each token, nats, and what it costs there; zeros where it is not in the reward."""
+        if not self._algorithm.use_kl_in_reward:
+            return torch.zeros_like(opinions.values_BS), 0.0
+        assert opinions.old_logprobs_BS is not None and opinions.ref_logprobs_BS is not None
+        kl_BS = kl_penalty(opinions.old_logprobs_BS, opinions.ref_logprobs_BS, self._algorithm.kl_penalty)
+        return kl_BS, self.kl_controller.value
 
-def _spread(name: str, values: Tensor) -> Metrics:
-    """Mean, max and min of a non-empty tensor."""
-    if values.numel() == 0:
-        return {}
-    return {
-        f"{name}/mean": Metric(float(values.mean())),
-        f"{name}/max": Metric(float(values.max()), "max"),
-        f"{name}/min": Metric(float(values.min()), "min"),
-    }
+    def _importance(self, rollouts: RolloutBatch, opinions: _Opinions, mask_BS: Tensor) -> tuple[Tensor, Metrics]:
+        """Rollout-mismatch weights, ones where the update itself is the first to score, and the metrics of the scores."""
+        if opinions.old_logprobs_BS is None or opinions.entropy_BS is None:
+            return mask_BS.float(), {}
+        weights_BS, metrics = importance_weights(
+            opinions.old_logprobs_BS, rollouts.rollout_logprobs_BS, mask_BS, self._correction
+        )
+        return weights_BS, {**metrics, **entropy_metrics(opinions.entropy_BS, mask_BS)}
+
+    def _adapt_kl(self, kl_BS: Tensor, kl_coef: float, mask_BS: Tensor) -> Metrics:
+        """Report the step's KL and coefficient, and let the controller choose that of the next step."""
+        if not self._algorithm.use_kl_in_reward:
+            return {}
+        mean_kl = float(masked_mean(kl_BS, mask_BS))
+        self.kl_controller.adapt(mean_kl, mask_BS.shape[0])
+        return {"actor/reward_kl_penalty": Metric(mean_kl), "actor/reward_kl_penalty_coeff": Metric(kl_coef)}
 
 
 def _data_metrics(experience: Experience) -> Metrics:
@@ -133,9 +144,9 @@ def _data_metrics(experience: Experience) -> Metrics:
     mask_BS = experience.response_mask_BS
     returns, values = experience.returns_BS[mask_BS], experience.values_BS[mask_BS]
     metrics = {
-        **_spread("critic/advantages", experience.advantages_BS[mask_BS]),
-        **_spread("critic/returns", returns),
-        **_spread("critic/values", values),
+        **spread("critic/advantages", experience.advantages_BS[mask_BS]),
+        **spread("critic/returns", returns),
+        **spread("critic/values", values),
         "batch/num_empty_responses": Metric(float((experience.rollouts.response_lengths_B == 0).sum()), "sum"),
     }
     if values.numel() and bool(values.any()):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
 from megatron_rl.algorithms.kl import build_kl_controller
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
-from megatron_rl.config.logprob_reuse import reuses_logprobs
 from megatron_rl.config.run_files import checkpoints_dir
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
 from megatron_rl.data.stream import PromptStream, validation_batches
@@ -20,7 +18,6 @@ from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.observability.memory import PhaseMemory, card_gib, gauge_of
 from megatron_rl.observability.samples import SampleLog
 from megatron_rl.parallel.gather import gather_objects
-from megatron_rl.parallel.layout import ParallelLayout
 from megatron_rl.report.run import read_run
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.runtime.cuda_allocator import settle_allocator
@@ -32,22 +29,12 @@ from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import METRICS_FILE, Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
-from megatron_rl.training.memory_phases import MemoryPhases, frozen_holdings, trained_holdings
+from megatron_rl.training.memory_phases import MemoryPhases
 from megatron_rl.training.memory_plan import planned_memory
 from megatron_rl.training.memory_report import MemoryReport
-from megatron_rl.training.model_loading import build_actor, build_critic, build_reference
 from megatron_rl.training.out_of_memory import MemoryAdvisor, memory_advisor
 from megatron_rl.training.ppo_trainer import PpoTrainer
-from megatron_rl.training.roles import (
-    Actor,
-    Critic,
-    FrozenReference,
-    NullCritic,
-    NullReference,
-    Reference,
-    UpdateCut,
-    ValueModel,
-)
+from megatron_rl.training.role_assembly import build_roles
 from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, place_roles
 from megatron_rl.training.run_state import RunState
 from megatron_rl.training.scoring import RewardScorer
@@ -127,19 +114,11 @@ def _build(
     advisor: MemoryAdvisor,
 ) -> LoopParts:
     config = job.config
-    cut = partial(UpdateCut, samples_per_prompt=config.rollout.n, max_response_length=config.data.max_response_length)
     memory = MemoryPhases()
     job, actor_layout = place_roles(job)
-    roles = _roles(job, actor_layout, total_steps, memory)
-    actor = Actor(roles["actor"], config.actor, cut(config.actor), reuses_logprobs=reuses_logprobs(config))
-    critic: Critic = NullCritic()
-    if "critic" in roles:
-        critic = ValueModel(roles["critic"], config.critic, cut(config.critic))
-    reference: Reference = NullReference()
-    if config.uses_reference:
-        reference = FrozenReference(_reference(job, memory))
-    plan = plan_weight_sync(job, roles["actor"])
-    rollout = build_rollout_side(job, tokenizer, weights_to_share(job, roles["actor"], plan))
+    roles = build_roles(job, actor_layout, total_steps, memory)
+    plan = plan_weight_sync(job, roles.actor.role)
+    rollout = build_rollout_side(job, tokenizer, weights_to_share(job, roles.actor.role, plan))
     if config.rollout.free_cache_engine:
         memory.adopt_engine(rollout.engine)
     peaks = PhaseMemory(gauge_of(job.platform.device))
@@ -148,20 +127,20 @@ def _build(
     trainer = PpoTrainer(
         generator=rollout.generator,
         sampling=rollout.sampling,
-        weight_sync=build_weight_sync(job, roles["actor"], rollout.engine, plan),
+        weight_sync=build_weight_sync(job, roles.actor.role, rollout.engine, plan),
         scorer=scorer,
         builder=ExperienceBuilder(
             algorithm=config.algorithm,
             correction=config.rollout.correction,
             kl_controller=kl_controller,
-            actor=actor,
-            reference=reference,
-            critic=critic,
+            actor=roles.actor,
+            reference=roles.reference,
+            critic=roles.critic,
             phases=phases,
         ),
-        actor=actor,
-        critic=critic,
-        critic_warmup_steps=config.critic.warmup_steps if config.uses_critic else 0,
+        actor=roles.actor,
+        critic=roles.critic,
+        critic_warmup_steps=config.critic.warmup_steps,
         seed=config.trainer.seed,
         phases=phases,
     )
@@ -170,7 +149,7 @@ def _build(
         stream=stream,
         state=RunState(
             CheckpointStore(checkpoints_dir(config), config.trainer.max_checkpoints_to_keep),
-            roles,
+            roles.trained,
             stream,
             kl_controller,
             config.trainer,
@@ -181,7 +160,7 @@ def _build(
         samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
         health=_health_monitor(job),
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
-        callbacks=_callbacks(job, roles, peaks),
+        callbacks=_callbacks(job, roles.trained, peaks),
         phases=phases,
         interrupt=InterruptFlag(job.host_group),
     )
@@ -201,27 +180,6 @@ def _health_monitor(job: Job) -> HealthMonitor:
     limit = job.config.rollout.mismatch_warn_threshold
     assert limit is not None, "config.world.with_world fills it in"
     return HealthMonitor(rules=(*RULES, mismatch_rule(limit)))
-
-
-def _roles(job: Job, actor_layout: ParallelLayout, total_steps: int, memory: MemoryPhases) -> dict[str, MegatronRole]:
-    """The trained roles, which are also what a checkpoint holds; ``memory`` may move what is configured to move."""
-    config = job.config
-    per_rollout = {role.role: role.optimizer_steps for role in batch_arithmetic(config, job.world_size).roles}
-    warmup = config.critic.warmup_steps if config.uses_critic else 0
-    actor_steps = max(1, total_steps - warmup) * per_rollout["actor"]
-    roles = {"actor": build_actor(job, actor_steps, config.rollout.temperature, layout=actor_layout)}
-    memory.adopt(trained_holdings("actor", roles["actor"], config.actor))
-    if config.uses_critic:
-        roles["critic"] = build_critic(job, total_steps * per_rollout["critic"])
-        memory.adopt(trained_holdings("critic", roles["critic"], config.critic, parameters=config.critic.param_offload))
-    return roles
-
-
-def _reference(job: Job, memory: MemoryPhases) -> MegatronRole:
-    role = build_reference(job)
-    if job.config.ref.param_offload:
-        memory.adopt(frozen_holdings("ref", role))
-    return role
 
 
 def _validator(job: Job, tokenizer: Tokenizer, rollout: RolloutSide, scorer: RewardScorer) -> Validator | None:
