@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import datetime
 from hashlib import sha256
@@ -10,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from launchers.environment import OutsideLaunch
+from megatron_rl.config.atomic_files import replace_link, write_atomically
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import CONFIG_JSON, experiment_dir, write_run_config
@@ -27,7 +27,7 @@ def create_run_folder(config: RunConfig, now: datetime | None = None) -> Path:
     except OSError as failure:
         raise ConfigError([f"trainer.output_dir={config.trainer.output_dir}: cannot make {run_dir}: {failure}"]) from None
     write_run_config(config, run_dir)
-    _replace_link(parent / LATEST, run_dir.name)
+    replace_link(parent / LATEST, run_dir.name)
     return run_dir
 
 
@@ -41,9 +41,7 @@ def agree_on_run_folder(config: RunConfig, launch: OutsideLaunch, timeout_s: flo
     if launch.rank == 0:
         run_dir = create_run_folder(config)
         meeting.parent.mkdir(exist_ok=True)
-        partial = meeting.with_suffix(".partial")
-        partial.write_text(run_dir.name)
-        os.replace(partial, meeting)
+        write_atomically(meeting, run_dir.name)
         return run_dir
     deadline = time.monotonic() + timeout_s
     while not meeting.exists():
@@ -73,10 +71,3 @@ def require_same_config(config: RunConfig, run_dir: Path, who: str, maker: str) 
         ) from None
     if theirs != config.model_dump_json(indent=2) + "\n":
         raise ConfigError([f"{who} was given other overrides than {maker} (see {run_dir / CONFIG_JSON})"])
-
-
-def _replace_link(link: Path, target: str) -> None:
-    """Point a relative symlink at ``target``; at no moment is there none."""
-    partial = link.with_name(f".{link.name}.{token_hex(4)}")
-    partial.symlink_to(target)
-    os.replace(partial, link)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +11,7 @@ from launchers.run_folder import LATEST
 from launchers.sweep_plan import PlannedPoint, SweepPlan
 from launchers.sweep_queue import has_left_the_queue, last_words
 from launchers.sweep_spec import SweepSpec
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run_files import read_run_config
@@ -155,6 +155,4 @@ def _difference(record: PointRecord, planned: PlannedPoint) -> str:
 
 
 def _write(path: Path, content: BaseModel) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(content.model_dump_json(indent=1) + "\n")
-    os.replace(partial, path)
+    write_atomically(path, content.model_dump_json(indent=1) + "\n")

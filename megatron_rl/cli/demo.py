@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launchers.submit import launch_task
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.config.atomic_files import replace_link
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
@@ -109,10 +110,7 @@ def _finish(run_dir: Path, seconds: float) -> None:
 
     target = run_dir.resolve()
     link = _ROOT / "latest"
-    partial = link.with_name(".latest.partial")
-    partial.unlink(missing_ok=True)
-    os.symlink(os.path.relpath(target, _ROOT), partial)
-    os.replace(partial, link)
+    replace_link(link, os.path.relpath(target, _ROOT))
     print_summary(target / "metrics.jsonl")
     print(
         f"\nAfter installation the demo took {seconds:.0f} s. Look into {link}/: learning_curve.png, samples.jsonl, "

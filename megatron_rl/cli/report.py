@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.report.discovery import find_runs
 from megatron_rl.report.page import render_page
@@ -55,10 +55,8 @@ def _out_path(out: Path | None, paths: Sequence[Path]) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        write_atomically(path, text)
     except OSError as failure:
         raise ConfigError([f"--out {path}: cannot write the report: {failure}"]) from None

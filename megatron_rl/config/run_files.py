@@ -6,11 +6,11 @@ which all attempts share so that resuming by name finds what an earlier one save
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import yaml
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.run import RunConfig
 
 CONFIG_JSON = "config.json"
@@ -36,9 +36,7 @@ def to_yaml(config: RunConfig) -> str:
 def write_run_config(config: RunConfig, run_dir: Path) -> None:
     """Write the configuration for people (YAML) and for programs (JSON); each appears whole or not at all."""
     for name, text in ((CONFIG_YAML, to_yaml(config)), (CONFIG_JSON, config.model_dump_json(indent=2) + "\n")):
-        partial = run_dir / f".{name}.partial"
-        partial.write_text(text)
-        os.replace(partial, run_dir / name)
+        write_atomically(run_dir / name, text)
 
 
 def read_run_config(run_dir: Path) -> RunConfig:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.estimator.catalogue import Gpu
 from megatron_rl.estimator.coefficients import COEFFICIENT_NAMES, Coefficient, Coefficients
 
@@ -55,6 +56,4 @@ def write_coefficients(path: Path, fitted: Mapping[str, Coefficients]) -> None:
         }
         for card, known in fitted.items()
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")

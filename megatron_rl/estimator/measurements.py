@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
 
@@ -101,6 +102,4 @@ def append_measurement(path: Path, record: Measurement) -> None:
 def write_records(path: Path, records: Sequence[Measurement]) -> None:
     """Write a file of records in one step."""
     plain = [json.loads(one.model_dump_json(exclude_defaults=True)) for one in records]
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain, indent=1) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(plain, indent=1) + "\n")

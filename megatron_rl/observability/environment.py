@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from megatron_rl.config.atomic_files import write_atomically
+
 ENVIRONMENT_JSON = "environment.json"
 PACKAGES = (
     "megatron-rl",
@@ -36,9 +38,7 @@ def write_environment(run_dir: Path, hardware: Mapping[str, str | int]) -> None:
         },
         "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
     }
-    partial = run_dir / f".{ENVIRONMENT_JSON}.partial"
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, run_dir / ENVIRONMENT_JSON)
+    write_atomically(run_dir / ENVIRONMENT_JSON, json.dumps(content, indent=2) + "\n")
 
 
 def _version(distribution: str) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from megatron_rl.config.atomic_files import write_atomically
 
 MEMORY_JSON = "memory_summary.json"
 
@@ -26,9 +27,7 @@ class MemorySummary:
 def write_memory_summary(run_dir: Path, summary: MemorySummary) -> None:
     """Write the file; main rank only."""
     content = {"card_gib": summary.card_gib, "ranks": {str(rank): peaks for rank, peaks in summary.ranks.items()}}
-    partial = run_dir / f".{MEMORY_JSON}.partial"
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, run_dir / MEMORY_JSON)
+    write_atomically(run_dir / MEMORY_JSON, json.dumps(content, indent=1) + "\n")
 
 
 def read_memory_summary(run_dir: Path) -> MemorySummary:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
+
+from megatron_rl.config.atomic_files import write_atomically
 
 Record = dict[str, float | None]
 """Numbers of one step; None where a value was not finite."""
@@ -79,6 +80,4 @@ def supersede(path: Path, first_step: int) -> None:
         with path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in old)
     kept = [json.dumps(record) + "\n" for record in records if record["step"] < first_step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, "".join(kept))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.sweep.figures import plot_efficiency, plot_phases
 from megatron_rl.sweep.page import render_sweep
 from megatron_rl.sweep.tables import SweepResults, csv_text, json_content
@@ -28,7 +28,5 @@ def write_outputs(folder: Path, sweep: SweepResults, more: str = "") -> list[Pat
         HTML: render_sweep(sweep, pictures, more),
     }
     for name, text in texts.items():
-        partial = folder / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, folder / name)
+        write_atomically(folder / name, text)
     return [folder / name for name in texts] + [path for _, path in pictures]

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_rl.config.atomic_files import sync_folder, write_atomically
 from megatron_rl.config.checkpoint_shape import OWN_KEYS
+from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.training.manifest import (
     MANIFEST,
     FileRecord,
@@ -21,8 +23,6 @@ from megatron_rl.training.manifest import (
     damaged_files,
     files_below,
     record_files,
-    sync_folder,
-    write_atomically,
 )
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.role_checkpoint import load_role, save_role
@@ -72,12 +72,12 @@ def _shared_work(work: Callable[[], list[Any]]) -> list[Any]:
         mine: object = work()
     except (OSError, ValueError) as error:
         mine = error
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    for answer in everyone:
+    assert dist.group.WORLD is not None, "this rank has joined the job"
+    answers: list[Any] = list(gather_objects(mine, dist.group.WORLD).values())
+    for answer in answers:
         if isinstance(answer, Exception):
             raise answer
-    return [item for answer in everyone for item in answer]
+    return [item for answer in answers for item in answer]
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,13 @@ class CheckpointStore:
             (hidden / name).mkdir(parents=True)
 
     def _publish(self, hidden: Path, folder: Path, manifest: Manifest) -> None:
-        write_atomically(hidden / MANIFEST, manifest.to_json())
+        write_atomically(hidden / MANIFEST, manifest.to_json(), durable=True)
         if folder.exists():
             # An older save of this step, from before a resume: out of the way first, a folder cannot be replaced.
             folder.rename(self.root / f".{folder.name}.replaced{_PARTIAL}")
         hidden.rename(folder)
         sync_folder(self.root)
-        write_atomically(self.root / "latest", f"{folder.name}\n")
+        write_atomically(self.root / "latest", f"{folder.name}\n", durable=True)
         for debris in self.root.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(debris)
         if self.keep is not None:

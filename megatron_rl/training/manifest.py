@@ -97,23 +97,3 @@ def damaged_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
                 if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
                     problems.append(f"{record.path} has other contents than were saved")
     return problems
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old text or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Push a folder's entries (renames) to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ Plan and sync are built in ``sync_assembly.py``.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.world import max_model_len
 from megatron_rl.data.tokenizer import Tokenizer
@@ -87,8 +87,6 @@ def _model_folder(job: Job) -> Path:
     if job.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         description = hf_config(job.config.model, dtype=str(job.platform.dtype).removeprefix("torch."))
-        partial_file = folder / f".config.json.{job.run_dir.name}"
-        partial_file.write_text(json.dumps(description, indent=2) + "\n")
-        os.replace(partial_file, folder / "config.json")
+        write_atomically(folder / "config.json", json.dumps(description, indent=2) + "\n")
     dist.barrier(job.host_group)
     return folder
