@@ -164,7 +164,7 @@ class _LinearTokenLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         # In place: the gradients belong to this op, and a second copy of the weight's would double the peak.
         if ctx.used:
             raise RuntimeError("linear_token_loss: its gradients are handed out once; run the forward pass again")
@@ -196,5 +196,7 @@ def linear_token_loss_triton(
         num_rows = weight_VH.shape[0] if rows_per_rank is None else rows_per_rank
         tiling = wide_tiling(hidden_NH.shape[0], num_rows, hidden_NH.element_size())
     options = _Options(token_loss, temperature, with_entropy, group, tiling, half_logits)
-    loss: Tensor = _LinearTokenLoss.apply(hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), options)
+    loss: Tensor = _LinearTokenLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), options
+    )
     return loss

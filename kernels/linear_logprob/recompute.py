@@ -108,7 +108,7 @@ class _LinearLogprob(torch.autograd.Function):
         return stats.logprobs_N, stats.entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, targets_N, *stats = ctx.saved_tensors
         grad_hidden_NH, grad_weight_VH = gradients(
             hidden_NH,
@@ -136,7 +136,7 @@ def linear_logprob_triton(
 ) -> tuple[Tensor, Tensor | None]:
     """See :func:`kernels.linear_logprob.linear_logprob`; the backward pass takes the tiling's rows by all tokens."""
     tiling = tiling or tall_tiling(hidden_NH.shape[0], hidden_NH.element_size())
-    logprobs_N, entropy_N = _LinearLogprob.apply(
+    logprobs_N, entropy_N = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
         hidden_NH.contiguous(), weight_VH.contiguous(), targets_N.contiguous(), temperature, with_entropy, group, tiling
     )
     return logprobs_N, entropy_N if with_entropy else None

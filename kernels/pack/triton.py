@@ -48,7 +48,7 @@ class _Pack(torch.autograd.Function):
         return packed_T
 
     @staticmethod
-    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         starts_D, cu_seqlens = ctx.saved_tensors
         return _Unpack.apply(grad_T, starts_D, cu_seqlens, *ctx.shape, ctx.max_seqlen), None, None, None, None
 
@@ -66,7 +66,7 @@ class _Unpack(torch.autograd.Function):
         return padded_BS
 
     @staticmethod
-    def backward(ctx: Any, grad_BS: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_BS: Tensor) -> tuple[Tensor | None, ...]:
         starts_D, cu_seqlens = ctx.saved_tensors
         grad = _Pack.apply(grad_BS, starts_D, cu_seqlens, ctx.num_tokens, ctx.max_seqlen)
         return grad, None, None, None, None, None

@@ -101,7 +101,7 @@ class _RmsNorm(torch.autograd.Function):
         return output_NH.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_NH, weight_H, scale_N = ctx.saved_tensors
         num_rows, hidden = x_NH.shape
         grad_x_NH = torch.empty_like(x_NH)

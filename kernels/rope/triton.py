@@ -88,8 +88,9 @@ class _Rope(torch.autograd.Function):
         return _launch(x_TNK, cos_TR, sin_TR, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, grad_TNK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _launch(grad_TNK, *ctx.saved_tensors, -1.0), None, None
+    def backward(ctx: Any, grad_TNK: Tensor) -> tuple[Tensor | None, ...]:
+        cos_TR, sin_TR = ctx.saved_tensors
+        return _launch(grad_TNK, cos_TR, sin_TR, -1.0), None, None
 
 
 def rope_triton(x_TNK: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class _SwiGlu(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         grad_gate_up = torch.empty_like(gate_up)
         features = grad.shape[-1]

@@ -170,7 +170,7 @@ class _TokenLoss(torch.autograd.Function):
         return sums_S[0].clone(), sums_S
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropy = ctx.saved_tensors
         return grad_loss * grad_logprobs, None if grad_entropy is None else grad_loss * grad_entropy, None, None
 

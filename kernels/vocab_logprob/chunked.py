@@ -77,7 +77,7 @@ class _VocabLogprob(torch.autograd.Function):
         return picked_N - log_total_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, targets_N, log_total_N, entropy_N = ctx.saved_tensors
         grad_hidden_NH = torch.zeros_like(hidden_NH)
         grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
@@ -130,5 +130,7 @@ def vocab_logprob_chunked(
 
     Collectives: two all-reduces over ``group`` in the forward pass, none in the backward pass.
     """
-    logprobs_N, entropy_N = _VocabLogprob.apply(hidden_NH, weight_VH, targets_N, temperature, with_entropy, chunk_size, group)
+    logprobs_N, entropy_N = _VocabLogprob.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, targets_N, temperature, with_entropy, chunk_size, group
+    )
     return logprobs_N, entropy_N if with_entropy else None

@@ -70,7 +70,7 @@ def _device() -> list[Finding]:
 
     if not torch.cuda.is_available():
         return [Finding("device", "CPU, gloo", "no CUDA device: fp32 on gloo, for small models and tests")]
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
     return [Finding("device", gpus), Finding("NCCL", nccl)]
 
@@ -121,7 +121,7 @@ def _attention_kernels() -> list[Finding]:
     import torch
 
     flash = torch.backends.cuda.is_flash_attention_available()
-    cudnn = torch.backends.cudnn.version()
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     package = _version("flash-attn")
     return [
         Finding(

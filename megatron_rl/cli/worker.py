@@ -16,8 +16,7 @@ def main(argv: list[str]) -> int:
     end_with_parent(os.getppid())
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    code: int = record(_run)(argv)
-    return code
+    return record(_run)(argv) or 0
 
 
 def _run(argv: list[str]) -> int:

@@ -140,5 +140,5 @@ def install_cpu_runtime() -> bool:
     torch.cuda.random.set_rng_state = lambda new_state, device="cuda": _set_rng_state(new_state)
     megatron_random._get_cuda_rng_state = _get_rng_state
     megatron_random._set_cuda_rng_state = _set_rng_state
-    _CudaMeansCpu().__enter__()
+    _CudaMeansCpu().__enter__()  # type: ignore[no-untyped-call]
     return True

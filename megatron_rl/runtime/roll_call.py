@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, TCPStore
+from torch.distributed import ProcessGroup, TCPStore  # type: ignore[attr-defined]
 
 from megatron_rl.config.rank_contract import NODES
 

@@ -68,5 +68,5 @@ def mini_batches(
         order_B = torch.arange(num_samples)
         if shuffle and size < num_samples:
             order_B = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch))
-        for rows_B in order_B.to(device).split(size):
+        for rows_B in torch.split(order_B.to(device), size):
             yield select_rows(experience, rows_B, loss_agg_mode, max_response_length)

@@ -65,7 +65,7 @@ def run_pipeline(
 
         return model(packs[index]), loss
 
-    config = chunks[0].config
+    config: Any = chunks[0].config
     config.finalize_model_grads_func = None if forward_only else _sum_gradients
     config.no_sync_func = None if forward_only else _no_sync(chunks)
     schedule = get_forward_backward_func(pp_size=layout.pipeline, vp_size=layout.virtual_pipeline if interleaved else None)

@@ -15,6 +15,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from megatron_rl.models.gpt import TransformerStage
 from megatron_rl.training.master_weights import prime_fused_adam, whole_master_weights
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.optimizer_leaves import leaf_optimizers
@@ -54,7 +55,7 @@ def load_role(role: MegatronRole, folder: Path, *, with_optimizer: bool) -> None
     role.optimizer.load_state_dict(state["schedule"])
 
 
-def _keyed_chunks(role: MegatronRole) -> dict[str, torch.nn.Module]:
+def _keyed_chunks(role: MegatronRole) -> dict[str, TransformerStage]:
     """Chunks under the names Megatron's optimizer expects: ``model``, or ``model0``, ``model1`` when interleaved."""
     if len(role.chunks) == 1:
         return {"model": role.chunks[0]}
