@@ -10,6 +10,7 @@ from megatron_rl.config.data import RewardConfig
 from megatron_rl.config.spelling import nearest_choice
 
 ARGUMENTS = ("prompt", "response", "answer", "row")
+"""Names by which a reward function is called."""
 
 
 def reward_problem(reward: RewardConfig) -> str | None:

@@ -15,7 +15,7 @@ from megatron_rl.runtime.platform import Platform
 
 LayerImplementation = Literal["transformer_engine", "local"]
 
-ENGINE_HIDDEN_SIZE = 1536
+TRANSFORMER_ENGINE_HIDDEN_SIZE = 1536
 """From this width on ``auto`` takes Transformer Engine. Its modules cost the host more; narrower layers keep the device waiting
 for them (30 layers of hidden 576: 163 ms against 115 ms for the local spec, 16,384 tokens forward and backward)."""
 
@@ -60,7 +60,7 @@ def choose_implementation(model: ModelConfig, platform: Platform, fault: str | N
             )
         return "transformer_engine"
     # Transformer Engine multiplies f32 matrices in TF32.
-    suits = on_cuda and platform.dtype != torch.float32 and model.hidden_size >= ENGINE_HIDDEN_SIZE
+    suits = on_cuda and platform.dtype != torch.float32 and model.hidden_size >= TRANSFORMER_ENGINE_HIDDEN_SIZE
     return "transformer_engine" if model.transformer_impl == "auto" and suits and fault is None else "local"
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from megatron_rl.config.reward_signature import ARGUMENTS
 from megatron_rl.rewards.reward import BaseRewardModel, RewardSample
-
-_ARGUMENTS = ("prompt", "response", "answer", "row")
 
 
 class FunctionReward(BaseRewardModel):
@@ -87,7 +86,7 @@ def load_reward(spec: str, kwargs: Mapping[str, Any]) -> BaseRewardModel:
     is_class = inspect.isclass(target)
     if is_class and not issubclass(target, BaseRewardModel):
         raise ValueError(f"reward.function={spec!r} is a class that does not derive from BaseRewardModel.")
-    arguments = dict(kwargs) if is_class else dict.fromkeys(_ARGUMENTS) | dict(kwargs)
+    arguments = dict(kwargs) if is_class else dict.fromkeys(ARGUMENTS) | dict(kwargs)
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError as error:
