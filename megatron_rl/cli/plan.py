@@ -13,7 +13,7 @@ from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.fabric import FABRICS, Fabric
-from megatron_rl.resharding.layout_check import check_same_ranks, layout_problems
+from megatron_rl.resharding.layout_check import check_same_ranks, layout_problems, not_trained_yet
 from megatron_rl.resharding.placement import PlacementName
 from megatron_rl.resharding.report import report_reshard
 
@@ -46,7 +46,7 @@ usage: megatron-rl plan model=PRESET [train.KEY=N ...] [rollout.KEY=N ...] [key=
   fabric         rates for the seconds: h200, cpu (h200)
   budget_mib     most extra memory per rank (256)
 
---grid reports many layout pairs in all three orders, against gather and broadcast.
+--grid reports the layout pairs that divide, in all three orders, against gather and broadcast; --png draws them.
 example: megatron-rl plan model=qwen3_8b train.tensor=4 train.pipeline=2 train.data=2 rollout.tensor=8"""
 
 
@@ -89,12 +89,15 @@ def run(argv: list[str]) -> int:
         )
     except ValueError as problem:  # a shard that cuts through a block of FP8
         raise ConfigError([str(problem)]) from None
+    refused = not_trained_yet(call.model, call.train, call.rollout)
     if "--json" in argv:
-        print(json.dumps(report.to_json_object(), indent=1, allow_nan=False))
+        print(json.dumps({**report.to_json_object(), "not_trained_yet": refused}, indent=1, allow_nan=False))
         return 0
     from megatron_rl.cli.plan_tables import show_report
 
     show_report(report, sys.stdout)
+    if refused:
+        print(f"note: this can be planned; training refuses {', '.join(refused)}")
     return 0
 
 
@@ -125,7 +128,7 @@ def parse(argv: Sequence[str]) -> Call:
     )
     engines = RolloutLayout(**rollout, offset=train_ranks if disaggregated else 0)  # type: ignore[arg-type]
     if not disaggregated:
-        problems += check_same_ranks(layout.world_size, engines)
+        problems += check_same_ranks(model, layout.world_size, engines)
     if problems:
         raise ConfigError(problems)
     return Call(
@@ -156,10 +159,17 @@ def _given(argv: Sequence[str], problems: list[str]) -> dict[str, str]:
         if key in KEYS and equals:
             given[key] = value
             continue
-        close = _nearest_key(key)
-        advice = f"did you mean {close}?" if close else f"keys are {', '.join(KEYS)}"
-        problems.append(f"{argument}: write key=value" if key in KEYS else f"{key}: no such key; {advice}")
+        problems.append(f"{argument}: write key=value" if key in KEYS else f"{key}: no such key; {_advice(key)}")
     return given
+
+
+def _advice(key: str) -> str:
+    if key.startswith("-"):
+        return "flags are --json, --grid, and with it --png FILE"
+    if key in ("train", "rollout"):
+        return f"keys are {', '.join(known for known in KEYS if known.startswith(f'{key}.'))}"
+    close = _nearest_key(key)
+    return f"did you mean {close}?" if close else f"keys are {', '.join(KEYS)}"
 
 
 _SHORT = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual_pipeline", "dp": "data", "cp": "context"}
@@ -243,6 +253,8 @@ def _run_grid(argv: Sequence[str]) -> int:
         raise ConfigError(problems)
     names = (given["model"],) if "model" in given else GRID_MODELS
     entries = [report_case(case, fabric, budget_bytes=budget_bytes) for case in grid_cases(_preset(), names)]
+    if not entries:
+        raise ConfigError([f"model={given['model']}: none of the grid's layouts on 8 ranks divides this shape"])
     if figure is not None:
         from megatron_rl.resharding.figure import draw_grid
 
@@ -272,4 +284,7 @@ def _figure_path(arguments: list[str]) -> Path | None:
     del arguments[at : at + 2]
     if len(taken) < 2:
         raise ConfigError(["--png: give the file to write"])
-    return Path(taken[1])
+    path = Path(taken[1])
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise ConfigError([f"--png {path}: name a .png file in a folder that exists"])
+    return path

@@ -71,6 +71,8 @@ def _world_problems(key: str, layout: ParallelConfig, config: RunConfig, task: T
             f"{terms} = {block} does not divide the world of {world_size} ranks (trainer.nnodes * n_gpus_per_node); "
             f"the smallest world for all roles is {smallest_world(config, task)}"
         )
+    if config.model.moe is None and layout.expert_tensor is not None:
+        yield f"{key}.expert_tensor={layout.expert_tensor}: model {config.model.name} has no experts; leave it null"
     experts = layout.expert * (layout.expert_tensor or layout.tensor)
     dense = world_size // layout.pipeline
     if layout.expert > 1 and dense % experts != 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import lcm
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.fabric import Fabric
+from megatron_rl.resharding.layout_check import layout_problems
 from megatron_rl.resharding.report import ReshardReport, report_placements
 
 DENSE_TRAIN = (
@@ -110,24 +111,32 @@ def grid_layouts(model: ModelConfig) -> Iterator[tuple[ParallelLayout, RolloutLa
 
 
 def grid_cases(preset: Callable[[str], ModelConfig], names: tuple[str, ...] = GRID_MODELS) -> Iterator[GridCase]:
-    """Every case of the grid; ``preset`` looks a model shape up by name.
+    """Every case of the grid that the shape allows; ``preset`` looks a model shape up by name.
 
     The tied model has 2 key/value heads, fewer than some engines have shards, and is also planned with the vocabulary
     padded to 128 * TP rows, as other trainers do, so that shard boundaries differ. Latent attention has no pipeline on
     the training side, since its 61 layers do not divide.
     """
     for name in names:
-        model = _shortened(preset(name))
-        if model.mla is not None:
-            trains = tuple(train for train in EXPERT_TRAIN if train.pipeline == 1)
-            yield from (GridCase(model, train, rollout) for train, rollout in product(trains, (*ROLLOUT, *PIPELINED_ROLLOUT)))
-        elif model.moe is not None:
-            yield from (GridCase(model, *pair) for pair in grid_layouts(model))
-            yield from (GridCase(model, train, rollout) for train, rollout in product(EXPERT_TRAIN, PIPELINED_ROLLOUT))
-        elif not model.tie_word_embeddings:
-            yield from (GridCase(model, *pair) for pair in product(DENSE_TRAIN, (*ROLLOUT, *PIPELINED_ROLLOUT)))
-        else:
-            yield from _tied_cases(model)
+        yield from filter(_divides, _cases_of(_shortened(preset(name))))
+
+
+def _divides(case: GridCase) -> bool:
+    train, rollout = asdict(case.train) | {"expert_tensor": case.train.etp}, asdict(case.rollout)
+    return not any(layout_problems(case.model, train, rollout))
+
+
+def _cases_of(model: ModelConfig) -> Iterator[GridCase]:
+    if model.mla is not None:
+        trains = tuple(train for train in EXPERT_TRAIN if train.pipeline == 1)
+        yield from (GridCase(model, train, rollout) for train, rollout in product(trains, (*ROLLOUT, *PIPELINED_ROLLOUT)))
+    elif model.moe is not None:
+        yield from (GridCase(model, *pair) for pair in grid_layouts(model))
+        yield from (GridCase(model, train, rollout) for train, rollout in product(EXPERT_TRAIN, PIPELINED_ROLLOUT))
+    elif not model.tie_word_embeddings:
+        yield from (GridCase(model, *pair) for pair in product(DENSE_TRAIN, (*ROLLOUT, *PIPELINED_ROLLOUT)))
+    else:
+        yield from _tied_cases(model)
 
 
 def _tied_cases(model: ModelConfig) -> Iterator[GridCase]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from megatron_rl.config.model import ModelConfig
-from megatron_rl.config.tensor_degrees import divisors
-from megatron_rl.parallel.layout import RolloutLayout
+from megatron_rl.config.tensor_degrees import divisors, training_tensor_degrees
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.megatron_layout import megatron_tensor_degrees
 from megatron_rl.resharding.vllm_rules import vllm_tensor_degrees
 
@@ -25,7 +25,12 @@ def _train_problems(model: ModelConfig, train: dict[str, int]) -> Iterator[str]:
     legal = megatron_tensor_degrees(model, model.num_attention_heads)
     yield from _refuse("train.tensor", train["tensor"], legal, f"must cut the heads and the MLP of {model.name} evenly")
     blocks = train["pipeline"] * train["virtual_pipeline"]
-    if model.num_layers % blocks != 0:
+    if train["virtual_pipeline"] > 1 and train["pipeline"] == 1:
+        yield (
+            f"train.virtual_pipeline={train['virtual_pipeline']}: chunks are interleaved between stages, so train.pipeline "
+            "must be above 1, or virtual_pipeline left out"
+        )
+    elif model.num_layers % blocks != 0:
         stages = [n for n in divisors(model.num_layers) if n % train["virtual_pipeline"] == 0] or divisors(model.num_layers)
         near = _nearest(blocks, stages)
         yield (
@@ -49,7 +54,7 @@ def _train_problems(model: ModelConfig, train: dict[str, int]) -> Iterator[str]:
 
 def _rollout_problems(model: ModelConfig, rollout: dict[str, int]) -> Iterator[str]:
     tensor, shards = rollout["tensor"], rollout["tensor"] * rollout["data"]
-    legal = [t for t in vllm_tensor_degrees(model, model.num_attention_heads) if _cuts_experts(model, t, rollout["expert"])]
+    legal = _engine_degrees(model, rollout["expert"])
     yield from _refuse("rollout.tensor", tensor, legal, f"must cut heads, MLP and padded vocabulary of {model.name} evenly")
     if rollout["pipeline"] > model.num_layers:
         yield (
@@ -64,11 +69,15 @@ def _rollout_problems(model: ModelConfig, rollout: dict[str, int]) -> Iterator[s
         yield from _refuse("rollout.expert", rollout["expert"], spread, rule)
 
 
-def _cuts_experts(model: ModelConfig, tensor: int, expert: int) -> bool:
-    return model.moe is None or expert > 1 or model.moe.expert_intermediate_size % tensor == 0
+def _engine_degrees(model: ModelConfig, expert: int) -> list[int]:
+    """Tensor-parallel degrees of an engine; one that does not spread whole experts cuts each of them."""
+    legal = vllm_tensor_degrees(model, model.num_attention_heads)
+    if model.moe is None or expert > 1:
+        return legal
+    return [t for t in legal if model.moe.expert_intermediate_size % t == 0]
 
 
-def check_same_ranks(train_ranks: int, rollout: RolloutLayout) -> Iterator[str]:
+def check_same_ranks(model: ModelConfig, train_ranks: int, rollout: RolloutLayout) -> Iterator[str]:
     """Yield what is wrong where colocated engines cover another number of ranks than training does."""
     shards = rollout.tensor * rollout.pipeline
     if rollout.world_size == train_ranks:
@@ -76,11 +85,27 @@ def check_same_ranks(train_ranks: int, rollout: RolloutLayout) -> Iterator[str]:
     if train_ranks % shards == 0:
         near = f"nearest that works: rollout.data={train_ranks // shards}"
     else:
-        near = f"nearest that works: rollout.tensor={_nearest(rollout.tensor, divisors(train_ranks))} rollout.pipeline=1"
+        legal = [t for t in _engine_degrees(model, rollout.expert) if train_ranks % t == 0]
+        tensor = _nearest(rollout.tensor, legal)
+        near = f"nearest that works: rollout.tensor={tensor} rollout.data={train_ranks // tensor}"
+        near += " rollout.pipeline=1" if rollout.pipeline > 1 else ""
     yield (
         f"rollout.data={rollout.data}: engines of {rollout.tensor} x {rollout.pipeline} x {rollout.data} = "
         f"{rollout.world_size} ranks do not cover the {train_ranks} training ranks; {near}, or disaggregated=true"
     )
+
+
+def not_trained_yet(model: ModelConfig, train: ParallelLayout, rollout: RolloutLayout) -> list[str]:
+    """What of a plan a training run would refuse."""
+    found = {
+        "experts": model.moe is not None,
+        "latent attention": model.mla is not None,
+        f"train.context={train.context}": train.context > 1,
+        f"train.tensor={train.tensor} (it cuts inside key/value heads)": train.tensor not in training_tensor_degrees(model),
+        f"rollout.pipeline={rollout.pipeline}": rollout.pipeline > 1,
+        "disaggregated=true": tuple(train.ranks) != tuple(sorted(rollout.ranks)),
+    }
+    return [what for what, there in found.items() if there]
 
 
 def _refuse(key: str, value: int, legal: list[int], rule: str) -> Iterator[str]:

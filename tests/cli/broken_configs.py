@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 GRPO = ("experiment=tiny_cpu",)
 PPO = ("experiment=tiny_cpu", "algorithm=ppo")
+FILTER = ("algorithm.filter_groups.enable=true",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ BROKEN = {
     ),
     "context": BrokenConfig((*GRPO, "actor.parallel.context=2"), "context parallelism is not trained yet"),
     "expert": BrokenConfig((*GRPO, "actor.parallel.expert=2"), "expert parallelism is not trained yet"),
+    "expert_tensor": BrokenConfig((*GRPO, "actor.parallel.expert_tensor=3"), "expert_tensor=3: model tiny has no experts"),
     "moe": BrokenConfig((*GRPO, "model=qwen3_30b_a3b"), "model.moe: mixture-of-experts"),
     "mla": BrokenConfig((*GRPO, "model=deepseek_v3"), "model.mla: latent attention"),
     "kv_heads": BrokenConfig((*GRPO, "model.num_key_value_heads=3"), "model.num_key_value_heads=3 does not divide"),
@@ -94,6 +96,20 @@ BROKEN = {
     "profiler_on_cpu": BrokenConfig((*GRPO, "profiler=nsys"), "profiler.tool=nsys watches GPUs"),
     "profiler_step": BrokenConfig((*GRPO, "profiler=torch", "profiler.steps=[99]"), "choose steps up to 60"),
     "group_of_one": BrokenConfig((*GRPO, "rollout.n=1"), "a group of one has no other answer"),
+    "filter_of_one": BrokenConfig((*GRPO, *FILTER, "rollout.n=1"), "one answer differs from no other"),
+    "filter_with_critic": BrokenConfig((*PPO, *FILTER, "rollout.n=2"), "groups of equal rewards have a gradient too"),
+    "filter_without_end": BrokenConfig(
+        (*GRPO, *FILTER, "trainer.total_training_steps=null"), "how many steps trainer.total_epochs give depends"
+    ),
+    "filter_never_full": BrokenConfig(
+        (*GRPO, *FILTER, "algorithm.filter_groups.max_num_gen_batches=3", "data.gen_batch_size=10"), "use at least 4, or 0"
+    ),
+    "filter_metric": BrokenConfig((*GRPO, *FILTER, "algorithm.filter_groups.metric=score"), "seq_reward"),
+    "gen_batch_without_filter": BrokenConfig((*GRPO, "data.gen_batch_size=64"), "use null, or enable it"),
+    "gen_batch_too_large": BrokenConfig(
+        (*GRPO, *FILTER, "data.gen_batch_size=9", "data.reasoning_gym.train_size=8", "data.train_batch_size=4"),
+        "data.gen_batch_size=9 exceeds data.reasoning_gym.train_size=8",
+    ),
     "no_critic": BrokenConfig((*PPO, "critic.enable=false"), "GAE needs values"),
     "critic_warmup": BrokenConfig((*GRPO, "critic.warmup_steps=3"), "without a critic"),
     "clip": BrokenConfig((*GRPO, "actor.clip_ratio=1.5"), "actor.clip_ratio=1.5 must be below 1"),

@@ -115,6 +115,34 @@ def test_plan_grid_of_tied_model(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plan_grid_leaves_out_what_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four heads: nine of ten training layouts and five of six engines, those without TP8. Nine heads: none."""
+    assert len(_json(["--grid", "model=tiny"], capsys)["pairs"]) == 9 * 5
+    with pytest.raises(ConfigError, match="model=smollm2_135m: none of the grid's layouts on 8 ranks divides this shape"):
+        run(["--grid", "model=smollm2_135m"])
+
+
+def test_plan_grid_rejects_a_figure_it_cannot_write(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "grid.png", tmp_path / "grid.txt"):
+        with pytest.raises(ConfigError, match=r"name a \.png file in a folder that exists"):
+            run(["--grid", "--png", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["model=tiny", "train.tensor=2"], []),
+        (["model=tiny", "train.tensor=4", "train.context=2"], ["train.context=2", "train.tensor=4 (it cuts inside"]),
+        (["model=tiny", "rollout.pipeline=2", "disaggregated=true"], ["rollout.pipeline=2", "disaggregated=true"]),
+    ],
+    ids=["trained", "training", "engines"],
+)
+def test_plan_says_what_training_refuses(arguments: list[str], refused: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(arguments, capsys)["not_trained_yet"]
+    assert len(found) == len(refused)
+    assert all(what.startswith(start) for what, start in zip(found, refused, strict=True))
+
+
 REFUSED = {
     "misspelt_key": (["model=tiny", "train.tensr=2"], r"train\.tensr: no such key; did you mean train\.tensor\?"),
     "short_name": (["model=tiny", "rollout.tp=2"], r"rollout\.tp: no such key; did you mean rollout\.tensor\?"),
@@ -127,6 +155,13 @@ REFUSED = {
     "engine": (["model=qwen3_8b", "train.data=7", "rollout.tensor=7"], r"rollout\.tensor=7: .*nearest that works: 8 "),
     "experts": (["model=qwen3_30b_a3b", "train.data=6", "train.expert=3"], r"train\.expert=3: .*nearest that works: 2 "),
     "no_experts": (["model=qwen3_8b", "train.data=2", "train.expert=2"], r"qwen3_8b has no experts"),
+    "engine_ranks": (
+        ["model=qwen3_8b", "train.tensor=4", "train.data=3", "rollout.tensor=8"],
+        r"works: rollout\.tensor=4 rollout\.data=3, or disaggregated=true",
+    ),
+    "chunks_of_one_stage": (["model=qwen3_8b", "train.virtual_pipeline=2"], r"virtual_pipeline=2: .*train\.pipeline must be"),
+    "section": (["model=tiny", "train=tp2"], r"train: no such key; keys are train\.tensor, "),
+    "flag": (["model=tiny", "--png"], r"--png: no such key; flags are --json, --grid, and with it --png FILE"),
     "ranks": (["model=qwen3_8b", "train.data=8", "rollout.tensor=2", "rollout.data=2"], r"works: rollout\.data=4, or"),
 }
 
