@@ -83,9 +83,11 @@ class MeasuredRun:
         return {p.phase: sum(part.size_bytes for part in p.parts if part.role != "process") for p in phases}
 
     def card_bytes(self, known: Coefficients) -> float:
-        """Predicted peak of the card: all parts, and what the allocator holds beyond them."""
-        fullest = max(phase.total_bytes for phase in self._phase_memory(self.deployment, known))
-        return fullest + known.headroom_frac.value * self.gpu.memory_bytes
+        """Predicted peak of the card.
+
+        What is kept free of it is no part: the allocators of the measured runs held 0.2 % to 0.6 % more than their peak.
+        """
+        return max(phase.total_bytes for phase in self._phase_memory(self.deployment, known))
 
     def _phase_memory(self, deployment: Deployment, known: Coefficients) -> tuple[PhaseMemory, ...]:
         workload = self.workload
