@@ -22,8 +22,11 @@ MASTER_REMAINDER_BYTES = 2
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def deployment_of(config: RunConfig, world_size: int, *, on_gpu: bool) -> Deployment:
-    """Roles and engine of a training run whose layouts are valid on ``world_size`` ranks."""
+def deployment_of(config: RunConfig, world_size: int, *, on_gpu: bool, fused_adam: bool = True) -> Deployment:
+    """Roles and engine of a training run whose layouts are valid on ``world_size`` ranks.
+
+    ``fused_adam``: whether an Adam step on a GPU is one kernel, which what is installed there decides, not the layers.
+    """
     roles = [_trained_role(config, "actor", config.actor, world_size)]
     if config.uses_critic:
         critic = _trained_role(config, "critic", config.critic, world_size)
@@ -47,7 +50,7 @@ def deployment_of(config: RunConfig, world_size: int, *, on_gpu: bool) -> Deploy
         weight_bytes=weight_bytes,
         sync_budget_bytes=config.weight_sync.budget_bytes,
         on_gpu=on_gpu,
-        fused_adam=on_gpu and config.model.transformer_impl != "local",
+        fused_adam=on_gpu and fused_adam,
     )
 
 

@@ -16,19 +16,24 @@ from megatron_rl.estimator.memory_part import PhaseMemory
 _ON_CPU = ProcessMemory(context_bytes=0, communicator_bytes=0, engine_bytes=0)
 
 
-def rank_memory(config: RunConfig, world_size: int, *, on_gpu: bool, gpu: Gpu | None = None) -> tuple[PhaseMemory, ...]:
+def rank_memory(
+    config: RunConfig, world_size: int, *, on_gpu: bool, gpu: Gpu | None = None, fused_adam: bool = True
+) -> tuple[PhaseMemory, ...]:
     """Estimate each phase of a training run whose layouts are valid.
 
     The KV cache counts as 0 where it is a share of a card of unknown size (``launcher.gpu_memory_gib`` null). On CPU the
-    process itself is left out. ``gpu``: whose fixed costs to take; None = those of any measured card.
+    process itself is left out. ``gpu``: whose fixed costs to take; None = those of any measured card. ``fused_adam``: whether
+    the GPUs' Adam is one kernel, as Transformer Engine's and NVIDIA Apex's are and torch's is not.
     """
     if not on_gpu:
         return phase_memory(deployment_of(config, world_size, on_gpu=False), _ON_CPU)
-    decided = with_engine_sleep(config, world_size, config.launcher.gpu_memory_gib, gpu)
-    return _on_gpu(decided, world_size, gpu)
+    decided = with_engine_sleep(config, world_size, config.launcher.gpu_memory_gib, gpu, fused_adam=fused_adam)
+    return _on_gpu(decided, world_size, gpu, fused_adam)
 
 
-def with_engine_sleep(config: RunConfig, world_size: int, card_gib: float | None, gpu: Gpu | None = None) -> RunConfig:
+def with_engine_sleep(
+    config: RunConfig, world_size: int, card_gib: float | None, gpu: Gpu | None = None, *, fused_adam: bool = True
+) -> RunConfig:
     """The configuration with ``rollout.free_cache_engine`` decided: null is true where a phase would not fit the card.
 
     ``card_gib``: memory of one card; None = not known, or on CPU, where the engine stays awake.
@@ -39,7 +44,7 @@ def with_engine_sleep(config: RunConfig, world_size: int, card_gib: float | None
     if card_gib is None:
         return awake
     launcher = config.launcher.model_copy(update={"gpu_memory_gib": card_gib})
-    phases = _on_gpu(awake.model_copy(update={"launcher": launcher}), world_size, gpu)
+    phases = _on_gpu(awake.model_copy(update={"launcher": launcher}), world_size, gpu, fused_adam)
     return _with_sleep(config, True) if any(phase.total_bytes > card_gib * GIB for phase in phases) else awake
 
 
@@ -47,9 +52,9 @@ def _with_sleep(config: RunConfig, sleeps: bool) -> RunConfig:
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"free_cache_engine": sleeps})})
 
 
-def _on_gpu(config: RunConfig, world_size: int, gpu: Gpu | None) -> tuple[PhaseMemory, ...]:
+def _on_gpu(config: RunConfig, world_size: int, gpu: Gpu | None, fused_adam: bool) -> tuple[PhaseMemory, ...]:
     process = process_memory(fitted_coefficients(gpu))
-    return phase_memory(deployment_of(config, world_size, on_gpu=True), process)
+    return phase_memory(deployment_of(config, world_size, on_gpu=True, fused_adam=fused_adam), process)
 
 
 def memory_table(phases: Sequence[PhaseMemory]) -> str:

@@ -43,6 +43,11 @@ def adam_implementation() -> str:
     return "torch"
 
 
+def has_fused_adam() -> bool:
+    """Whether the Adam that Megatron-Core picks here is one kernel, not torch's with temporary copies."""
+    return adam_implementation() != "torch"
+
+
 def require_optimizer(optim: OptimConfig, platform: Platform) -> None:
     """Raise ValueError where the settings need an Adam that is not installed, before a model is built."""
     if not optim.use_precision_aware_optimizer:

@@ -32,6 +32,7 @@ from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.memory_phases import MemoryPhases
 from megatron_rl.training.memory_plan import planned_memory
 from megatron_rl.training.memory_report import MemoryReport
+from megatron_rl.training.optimizer import has_fused_adam
 from megatron_rl.training.out_of_memory import MemoryAdvisor, memory_advisor
 from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.role_assembly import build_roles
@@ -47,7 +48,8 @@ from megatron_rl.training.validation import Validator
 
 def train(job: Job) -> int:
     """Run PPO, GRPO or a relative as configured; returns the exit code. Collectives: all ranks."""
-    job = replace(job, config=with_engine_sleep(job.config, job.world_size, card_gib(job.platform.device)))
+    sleeping = with_engine_sleep(job.config, job.world_size, card_gib(job.platform.device), fused_adam=has_fused_adam())
+    job = replace(job, config=sleeping)
     config = job.config
     _announce_memory(job)
     tokenizer = tokenizer_of(config.model)

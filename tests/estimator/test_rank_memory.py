@@ -56,6 +56,17 @@ def test_rank_memory_follows_the_optimizers_precision() -> None:
     assert (part(lean, "actor", "gradients"), part(lean, "actor", "optimizer")) == (2 * count, (2 + 2 + 4) * count)
 
 
+@pytest.mark.parametrize("layers", ["auto", "local"])
+def test_rank_memory_takes_the_adam_that_is_installed(layers: str) -> None:
+    """Whatever the layers are made of; torch's makes a copy of all weights, 4 bytes each, in its step."""
+    config = compose(["model=qwen2_5_1_5b", f"model.transformer_impl={layers}", "actor.ppo_max_token_len_per_gpu=256"])
+    fused, plain = (
+        {phase.phase: phase for phase in rank_memory(config, 1, on_gpu=True, fused_adam=fused)} for fused in (True, False)
+    )
+    assert plain["update actor"].total_bytes - fused["update actor"].total_bytes > 10**9
+    assert plain["scoring"].total_bytes == fused["scoring"].total_bytes
+
+
 def test_rank_memory_follows_what_is_offloaded() -> None:
     typed = ["rollout.free_cache_engine=true", "actor.grad_offload=true", "actor.optimizer_offload=true"]
     rollout = phases_of("model=qwen2_5_1_5b", "algorithm=grpo", "rollout.kv_cache_gib=4", *typed)["rollout"]

@@ -40,11 +40,11 @@ def test_report_reshard_keeps_apart_ranks() -> None:
 
 
 def test_report_reshard_shows_every_order() -> None:
-    """TP4 x DP2 -> TP2 x DP4: free engine shards save more than any order of the training ranks that a run can have."""
-    layouts = ParallelLayout(tensor=4, data=2), RolloutLayout(tensor=2, data=4)
-    run, best = (report_reshard(QWEN3_8B, *layouts, H200_NODE, placement=name) for name in ("run", "best"))
+    """TP2 x DP2 with EP2 x ETP2 -> TP4: experts follow the ranks, so that no order of a run is the best placement."""
+    layouts = ParallelLayout(tensor=2, data=2, expert=2, expert_tensor=2), RolloutLayout(tensor=4)
+    run, best = (report_reshard(tiny_model("qwen3_moe"), *layouts, H200_NODE, placement=name) for name in ("run", "best"))
     assert run.order_bytes == best.order_bytes
-    assert run.order_bytes["natural"] == run.order_bytes["run"] == run.received_bytes
+    assert run.order_bytes["natural"] > run.order_bytes["run"] == run.received_bytes
     assert best.received_bytes == best.bound_bytes == run.bound_bytes == run.order_bytes["best"] < run.received_bytes
 
 
