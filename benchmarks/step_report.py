@@ -20,10 +20,9 @@ from benchmarks.harness import commit
 from benchmarks.step_figures import Ceilings, PhaseFigures, Spread, other_share, phase_figures
 from benchmarks.step_profile import PhaseProfile, read_profiles
 from benchmarks.step_run import Measured
-from megatron_rl import __version__
 from megatron_rl.estimator.measurements import Measurement, append_measurement
 from megatron_rl.observability.profiler import PROFILE_FOLDER
-from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
+from megatron_rl.sweep.probe_record import MeasuredJob, MeasuredMemory, measurement_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,23 +152,24 @@ def page(reports: Sequence[StepReport]) -> str:
 
 
 def _measurement(measured: Measured, report: StepReport) -> Measurement | None:
-    gpu, preset = catalogue_name(measured.device, measured.memory.card_gib), preset_of_shape(measured.config.model)
-    if gpu is None or preset is None:
-        return None
     lengths = [d.length for record in measured.records for d in measured.documents[int(record["step"] or 0)]]
-    record = measurement_of(
-        measured.config,
-        measured.records,
-        name=f"step_{report.name.replace(' ', '_')}_{report.date}",
+    job = MeasuredJob(
+        config=measured.config,
+        records=measured.records,
         num_ranks=measured.num_ranks,
-        gpu=gpu,
-        preset=preset,
-        software=f"megatron-rl {__version__}",
-        source=f"{report.command}, {report.num_steps} steps",
-        date=report.date,
-        memory=MeasuredMemory.of_ranks(measured.memory.ranks.values()),
-        squared_tokens=sum(length * length for length in lengths) / len(lengths),
+        device=measured.device,
+        memory=measured.memory,
     )
+    try:
+        record = measurement_of(
+            job,
+            name=f"step_{report.name.replace(' ', '_')}_{report.date}",
+            source=f"{report.command}, {report.num_steps} steps",
+            date=report.date,
+            squared_tokens=sum(length * length for length in lengths) / len(lengths),
+        )
+    except ValueError:  # a card or a shape that the estimator does not know
+        return None
     rates = {
         "matmul_flops_per_s": report.ceilings.matmul_flops_per_s,
         "memory_bytes_per_s": report.ceilings.copy_bytes_per_s,

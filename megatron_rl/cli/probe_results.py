@@ -12,16 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from launchers.failure import failure_line
-from megatron_rl import __version__
 from megatron_rl.cli.plain_table import console, print_table
 from megatron_rl.cli.probe import Probe
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import read_run_config
 from megatron_rl.estimator.measurements import append_measurement
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
-from megatron_rl.observability.memory_summary import Peaks, read_memory_summary
+from megatron_rl.observability.memory_summary import MemorySummary, Peaks, read_memory_summary
 from megatron_rl.observability.sinks import Record, read_metrics
-from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
+from megatron_rl.sweep.probe_record import MeasuredJob, measurement_of
 from megatron_rl.sweep.step_statistics import METRICS_FILE, STEP, Spread, StepStatistics, step_statistics
 from megatron_rl.sweep.verdict import (
     Judgement,
@@ -161,22 +160,24 @@ def _store(facts: ProbeFacts, projection: Projection, verdict: Sequence[Judgemen
 
 def _append(facts: ProbeFacts, path: Path) -> str:
     """Add the measurement to the file; returns what was done."""
-    gpu, preset = catalogue_name(facts.device, facts.card_gib), preset_of_shape(facts.config.model)
-    if gpu is None or preset is None:
-        what = f"{facts.device} is not in the estimator's catalogue" if gpu is None else "no model preset has this shape"
-        return f"no measurement was stored: {what}"
-    record = measurement_of(
-        facts.config,
-        facts.records,
-        name=f"probe_{facts.config.trainer.experiment_name}_{facts.run_dir.name}",
+    if facts.config.algorithm.filter_groups.enable:
+        return "no measurement was stored: with algorithm.filter_groups steps sample different numbers of prompts"
+    job = MeasuredJob(
+        config=facts.config,
+        records=facts.records,
         num_ranks=facts.num_ranks,
-        gpu=gpu,
-        preset=preset,
-        software=f"megatron-rl {__version__}",
-        source=f"megatron-rl probe, {len(facts.records)} steps, half of the range as spread",
-        date=date.today().isoformat(),
-        memory=MeasuredMemory.of_ranks(facts.ranks.values()),
+        device=facts.device,
+        memory=MemorySummary(facts.card_gib, facts.ranks),
     )
+    try:
+        record = measurement_of(
+            job,
+            name=f"probe_{facts.config.trainer.experiment_name}_{facts.run_dir.name}",
+            source=f"megatron-rl probe, {len(facts.records)} steps, half of the range as spread",
+            date=date.today().isoformat(),
+        )
+    except ValueError as unknown:
+        return f"no measurement was stored: {unknown}"
     path.parent.mkdir(parents=True, exist_ok=True)
     append_measurement(path, record)
     return f"measurement added to {path}"

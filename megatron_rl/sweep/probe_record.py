@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_rl import __version__
 from megatron_rl.config.loading import group_choices
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.config.run import RunConfig
@@ -12,7 +13,7 @@ from megatron_rl.estimator.catalogue import GIB, gpus
 from megatron_rl.estimator.measurements import CPU, MeasuredBatch, Measurement, PhaseName
 from megatron_rl.estimator.presets import preset_model
 from megatron_rl.estimator.recorded_settings import settings_of
-from megatron_rl.observability.memory_summary import Peaks
+from megatron_rl.observability.memory_summary import MemorySummary, Peaks
 from megatron_rl.observability.sinks import Record
 from megatron_rl.observability.summary import mean_of
 
@@ -53,38 +54,41 @@ class MeasuredMemory:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredJob:
+    """What a run tells of itself when it is over."""
+
+    config: RunConfig
+    """With its world filled in."""
+    records: Sequence[Record]
+    """Of the steps that count."""
+    num_ranks: int
+    device: str
+    """As torch names it."""
+    memory: MemorySummary
+
+
 _NOT_SHAPE = {"name", "path", "tokenizer_path", "chat_template", "transformer_impl"}
 
 
-def measurement_of(
-    config: RunConfig,
-    records: Sequence[Record],
-    *,
-    name: str,
-    num_ranks: int,
-    gpu: str,
-    preset: str,
-    software: str,
-    source: str,
-    date: str,
-    memory: MeasuredMemory,
-    squared_tokens: float = 0.0,
-) -> Measurement:
-    """The measurement.
+def measurement_of(job: MeasuredJob, *, name: str, source: str, date: str, squared_tokens: float = 0.0) -> Measurement:
+    """The measurement, by this version of megatron-rl.
 
     Args:
-        config: of the run, with its world filled in.
-        records: measured steps.
+        job: what was measured.
         name: of the record.
-        num_ranks: of the job.
-        gpu: full name of the catalogue, or ``CPU``.
-        preset: model preset of the run's shape.
-        software: name and version of what ran.
         source: command, and how many steps.
         date: ISO.
-        memory: of the fullest rank.
         squared_tokens: mean of (prompt + response)^2 over the samples; 0 = not known.
+
+    Raises ValueError where the estimator does not know the card, or has no preset of the model's shape.
     """
+    config, records, memory = job.config, job.records, MeasuredMemory.of_ranks(job.memory.ranks.values())
+    gpu, preset = catalogue_name(job.device, job.memory.card_gib), preset_of_shape(config.model)
+    if gpu is None:
+        raise ValueError(f"{job.device} is not in the estimator's catalogue")
+    if preset is None:
+        raise ValueError("no model preset has this shape")
     phases = {phase: timers for phase, timers in PHASES.items() if phase not in _phases_without_role(config)}
     by_phase = {phase: [_seconds(record, timers) for record in records] for phase, timers in phases.items()}
     used = {phase: values for phase, values in by_phase.items() if sum(values) > 0}
@@ -92,9 +96,9 @@ def measurement_of(
     return Measurement(
         name=name,
         gpu=gpu,
-        num_gpus=num_ranks,
+        num_gpus=job.num_ranks,
         model=preset,
-        software=software,
+        software=f"megatron-rl {__version__}",
         settings=settings_of(config, preset),
         batch=MeasuredBatch(
             samples=config.data.train_batch_size * config.rollout.n,

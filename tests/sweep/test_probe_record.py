@@ -13,8 +13,9 @@ from megatron_rl.config.world import with_world
 from megatron_rl.estimator.measured_run import measured_runs
 from megatron_rl.estimator.measurements import CPU, Measurement, append_measurement, own_records, read_records
 from megatron_rl.estimator.recorded_settings import recorded_config
+from megatron_rl.observability.memory_summary import MemorySummary
 from megatron_rl.observability.sinks import Record
-from megatron_rl.sweep.probe_record import MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
+from megatron_rl.sweep.probe_record import MeasuredJob, MeasuredMemory, catalogue_name, measurement_of, preset_of_shape
 
 STEPS: list[Record] = [
     {
@@ -38,24 +39,16 @@ def config() -> RunConfig:
     return with_world(compose_run(["experiment=tiny_cpu", "actor.ppo_mini_batch_size=8", "actor.use_kl_loss=true"]), 4, 0)
 
 
-def measured(config: RunConfig, gpu: str) -> Measurement:
-    return measurement_of(
-        config,
-        STEPS,
-        name="probe_x",
-        num_ranks=4,
-        gpu=gpu,
-        preset="tiny",
-        software="megatron-rl 0",
-        source="test",
-        date="2026-01-01",
-        memory=MeasuredMemory(allocated_gib={"gen": 1.5, "adv": 0.0, "old_log_prob": 2.0, "values": 2.0}),
-    )
+def measured(config: RunConfig, device: str) -> Measurement:
+    kind, card_gib = ("allocated", 139.8) if "NVIDIA" in device else ("cpu", None)
+    peaks = {phase: {kind: gib} for phase, gib in (("gen", 1.5), ("adv", 0.0), ("old_log_prob", 2.0), ("values", 2.0))}
+    job = MeasuredJob(config=config, records=STEPS, num_ranks=4, device=device, memory=MemorySummary(card_gib, {0: peaks}))
+    return measurement_of(job, name="probe_x", source="test", date="2026-01-01")
 
 
 def test_measurement_of_matches_hand_computed(config: RunConfig) -> None:
     """GRPO has no critic, so the microseconds around its absent passes are no phase."""
-    record = measured(config, "H200-141GB")
+    record = measured(config, "NVIDIA H200")
     assert record.phase_seconds == {
         "rollout": 2.0,
         "score_actor": 0.25,
@@ -79,7 +72,7 @@ def test_measurement_of_matches_hand_computed(config: RunConfig) -> None:
 
 def test_measurement_roundtrips_through_the_estimators_store(config: RunConfig, tmp_path: Path) -> None:
     path = tmp_path / "measurements.json"
-    on_gpu, on_cpu = measured(config, "H200-141GB"), measured(config, CPU)
+    on_gpu, on_cpu = measured(config, "NVIDIA H200"), measured(config, "x86_64")
     append_measurement(path, on_cpu)
     append_measurement(path, on_gpu)
     assert read_records(path) == (on_cpu, on_gpu)
@@ -88,14 +81,14 @@ def test_measurement_roundtrips_through_the_estimators_store(config: RunConfig, 
 
 
 def test_recorded_config_roundtrips(config: RunConfig) -> None:
-    found, unnamed = recorded_config(measured(config, "H200-141GB")), {"load_path"}
+    found, unnamed = recorded_config(measured(config, "NVIDIA H200")), {"load_path"}
     for section in ("actor", "critic", "ref", "rollout", "weight_sync", "algorithm"):
         assert getattr(found, section).model_dump(exclude=unnamed) == getattr(config, section).model_dump(exclude=unnamed)
     assert found.data.train_batch_size == config.data.train_batch_size
 
 
 def test_recorded_config_rejects_a_key_of_another_version(config: RunConfig) -> None:
-    record = measured(config, "H200-141GB").model_copy(update={"settings": {"rollout.beams": 2}})
+    record = measured(config, "NVIDIA H200").model_copy(update={"settings": {"rollout.beams": 2}})
     with pytest.raises(ConfigError, match=r"record probe_x: rollout\.beams"):
         recorded_config(record)
 
@@ -107,6 +100,14 @@ def test_measured_memory_takes_the_fullest_rank() -> None:
     assert (found.allocated_gib, found.reserved_gib, found.device_gib) == ({"gen": 2.0}, 5.0, 4.5)
     on_cpu = MeasuredMemory.of_ranks([{"gen": {"cpu": 1.5}}])
     assert (on_cpu.allocated_gib, on_cpu.reserved_gib) == ({"gen": 1.5}, None)
+
+
+def test_measurement_of_rejects_what_the_estimator_does_not_know(config: RunConfig) -> None:
+    with pytest.raises(ValueError, match="NVIDIA GeForce RTX 9999 is not in the estimator's catalogue"):
+        measured(config, "NVIDIA GeForce RTX 9999")
+    odd = config.model_copy(update={"model": config.model.model_copy(update={"num_layers": 7})})
+    with pytest.raises(ValueError, match="no model preset has this shape"):
+        measured(odd, "NVIDIA H200")
 
 
 @pytest.mark.parametrize(
