@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+RIGHT_ABOVE = 0.5
+"""A sample is right where its reward exceeds this."""
+
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Unbiased estimate from n >= k samples of one prompt, c of them right (Chen et al. 2021, eq. 1; arXiv 2107.03374).

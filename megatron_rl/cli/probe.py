@@ -17,6 +17,7 @@ from megatron_rl.config import typing_errors
 from megatron_rl.config.base import Section
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.group_filter_rules import group_filter_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.schema import section_keys
@@ -89,6 +90,8 @@ def plan_probe(argv: Sequence[str]) -> Probe:
         raise ConfigError(["probe: RANK is set, so this is one rank of a job; a probe starts its ranks itself"])
     spec, overrides = _split(argv)
     whole = compose_run(overrides)
+    if problems := list(group_filter_problems(whole)):
+        raise ConfigError(problems)  # The probe sets its own number of steps, which would hide that the run has none.
     if spec.num_train_steps <= spec.warmup_steps:
         raise ConfigError(
             [f"num_train_steps={spec.num_train_steps}: no step is left to measure after warmup_steps={spec.warmup_steps}"]

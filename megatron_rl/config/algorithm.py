@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megatron_rl.config.base import Section
 
@@ -12,6 +12,7 @@ KlEstimator = Literal["k1", "k2", "k3", "abs"]
 AdvantageEstimator = Literal[
     "gae", "grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 ]
+GroupMetric = Literal["seq_reward", "acc"]
 
 
 class KlControlConfig(Section):
@@ -21,6 +22,18 @@ class KlControlConfig(Section):
     kl_coef: NonNegativeFloat = Field(0.001, description="Coefficient, or its first value when adaptive.")
     horizon: PositiveInt = Field(10000, description="Samples over which the adaptive coefficient reacts.")
     target_kl: PositiveFloat = Field(0.1, description="KL per token the adaptive coefficient aims at, nats.")
+
+
+class FilterGroupsConfig(Section):
+    """Dynamic sampling (Yu et al. 2025, section 3.2): sample until enough groups have unequal answers."""
+
+    enable: bool = Field(False, description="Sample until data.train_batch_size groups differ in metric; train on those.")
+    metric: GroupMetric = Field(
+        "seq_reward", description="What must differ within a group: the reward, or whether it exceeds 0.5."
+    )
+    max_num_gen_batches: NonNegativeInt = Field(
+        0, description="Gen batches a step may sample; then the batch is filled up with groups of equal answers. 0 = no limit."
+    )
 
 
 class AlgorithmConfig(Section):
@@ -35,3 +48,4 @@ class AlgorithmConfig(Section):
     use_kl_in_reward: bool = Field(False, description="Subtract kl_coef * KL(policy || reference) from each token's reward.")
     kl_penalty: KlEstimator = Field("k1", description="KL estimator in the reward (Schulman, Approximating KL).")
     kl_ctrl: KlControlConfig = Field(KlControlConfig(), description="Coefficient of the KL in the reward.")
+    filter_groups: FilterGroupsConfig = Field(FilterGroupsConfig(), description="Dynamic sampling of DAPO.")

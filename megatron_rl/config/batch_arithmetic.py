@@ -38,7 +38,9 @@ class BatchArithmetic:
     prompts_per_step: int
     samples_per_step: int
     prompts_per_engine: int
-    """Most prompts one rollout engine answers in a step."""
+    """Most prompts one rollout engine answers at once."""
+    group_filter: str | None
+    """What ends the sampling of a step, in words; None where every step samples once."""
     roles: tuple[RoleBatches, ...]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -48,6 +50,7 @@ class BatchArithmetic:
             ("samples / step", str(self.samples_per_step)),
             ("prompts / engine", str(self.prompts_per_engine)),
         ]
+        lines += [("sampling", self.group_filter)] if self.group_filter else []
         for role in self.roles:
             lines += [
                 (f"{role.role} samples / optimizer step", str(role.mini_batch_samples)),
@@ -71,9 +74,16 @@ def batch_arithmetic(config: RunConfig, world_size: int) -> BatchArithmetic:
     return BatchArithmetic(
         prompts_per_step=prompts,
         samples_per_step=prompts * n,
-        prompts_per_engine=-(-prompts // engines),
+        prompts_per_engine=-(-config.data.prompts_per_gen_batch // engines),
+        group_filter=_group_filter(config) if config.algorithm.filter_groups.enable else None,
         roles=tuple(_role_batches(name, role, prompts, n, world_size) for name, role in _trained_roles(config)),
     )
+
+
+def _group_filter(config: RunConfig) -> str:
+    wanted, rule = config.data.train_batch_size, config.algorithm.filter_groups
+    limit = f"at most {rule.max_num_gen_batches} gen batches a step" if rule.max_num_gen_batches else "no limit"
+    return f"{config.data.prompts_per_gen_batch} prompts at once until {wanted} groups differ in {rule.metric}, {limit}"
 
 
 def _trained_roles(config: RunConfig) -> list[tuple[str, TrainedRoleConfig]]:

@@ -32,6 +32,9 @@ class DataConfig(Section):
     prompt_key: str = Field("prompt", description="Column with the prompt: a string or a list of chat messages.")
     answer_key: str = Field("answer", description="Column with the reference answer handed to the reward.")
     train_batch_size: PositiveInt = Field(1024, description="Prompts per step (samples per step = this * rollout.n).")
+    gen_batch_size: PositiveInt | None = Field(
+        None, description="Prompts sampled at once with algorithm.filter_groups.enable=true; null = train_batch_size."
+    )
     val_batch_size: PositiveInt | None = Field(None, description="Validation prompts per engine call; null = all.")
     max_prompt_length: PositiveInt = Field(512, description="Longest rendered prompt, tokens.")
     max_response_length: PositiveInt = Field(512, description="Longest response, tokens.")
@@ -43,6 +46,16 @@ class DataConfig(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field({}, description="Extra variables of the chat template.")
     shuffle: bool = Field(True, description="A new order of the rows each epoch.")
     seed: NonNegativeInt | None = Field(None, description="Seed of the order; null = trainer.seed.")
+
+    @property
+    def prompts_per_gen_batch(self) -> int:
+        """Prompts that are sampled at once in training."""
+        return self.gen_batch_size or self.train_batch_size
+
+    @property
+    def gen_batch_key(self) -> str:
+        """Dotted key that ``prompts_per_gen_batch`` comes from, for messages."""
+        return "data.gen_batch_size" if self.gen_batch_size else "data.train_batch_size"
 
 
 class RewardConfig(Section):

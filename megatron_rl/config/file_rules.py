@@ -84,9 +84,9 @@ def _train_source_problems(data: DataConfig) -> Iterator[str]:
     if data.reasoning_gym is None and not data.train_files:
         yield "data.train_files is empty and data.reasoning_gym is null: there are no prompts; try data=spell_backward"
     gym = data.reasoning_gym
-    if gym is not None and gym.train_size < data.train_batch_size:
+    if gym is not None and gym.train_size < data.prompts_per_gen_batch:
         yield (
-            f"data.train_batch_size={data.train_batch_size} exceeds data.reasoning_gym.train_size={gym.train_size}: "
+            f"{data.gen_batch_key}={data.prompts_per_gen_batch} exceeds data.reasoning_gym.train_size={gym.train_size}: "
             "not one step has enough prompts"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_rl.config.batch_arithmetic import batch_problems
 from megatron_rl.config.file_rules import file_problems
+from megatron_rl.config.group_filter_rules import group_filter_problems
 from megatron_rl.config.launcher_rules import launcher_problems
 from megatron_rl.config.layout_rules import layout_problems, unbuilt_problems
 from megatron_rl.config.logprob_reuse import reuse_problems
@@ -29,6 +30,7 @@ def validate(config: RunConfig, *, task: Task = "train", world_size: int | None 
     if task == "train":
         problems += batch_problems(config, world)
         problems += algorithm_problems(config)
+        problems += group_filter_problems(config)
         problems += schedule_problems(config)
         problems += reuse_problems(config)
         problems += profiler_problems(config, world)

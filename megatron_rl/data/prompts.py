@@ -108,7 +108,7 @@ def render_one_shard(config: RunConfig, max_rows: int = _SHARD_ROWS) -> Rendered
     train_rows = _attempt(problems, lambda: source_rows(data, "train", max_rows))
     shard = None
     if train_rows:
-        _attempt(problems, lambda: require_one_batch(_num_training_rows(data), data.train_batch_size, "data.train_batch_size"))
+        _attempt(problems, lambda: require_one_batch(_num_training_rows(data), data.prompts_per_gen_batch, data.gen_batch_key))
     if tokenizer is not None and val_rows:
         _attempt(problems, lambda: render_prompts(val_rows, tokenizer, data))
     if tokenizer is not None and train_rows:

@@ -126,20 +126,35 @@ class PromptStream:
     Example: 10 prompts and ``batch_size=4`` give two batches a pass and leave out two rows.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], batch_size: int, *, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        size_key: str = "data.train_batch_size",
+    ) -> None:
         """Start at the first batch of pass 0.
 
+        Args:
+            prompts: All of them.
+            batch_size: Prompts that are sampled at once.
+            seed: Seed of the order.
+            shuffle: A new order each pass; False = source order.
+            size_key: Dotted configuration key of ``batch_size``, for messages.
+
         Raises:
-            ValueError: Fewer prompts than ``batch_size`` (``data.train_batch_size``), or repeated uids.
+            ValueError: Fewer prompts than ``batch_size``, or repeated uids.
         """
         self._prompts = tuple(prompts)
         if len({prompt.uid for prompt in self._prompts}) != len(self._prompts):
             raise ValueError("prompt uids are not unique; rewards could not be joined to prompts.")
-        self._order = BatchOrder(len(self._prompts), batch_size, seed=seed, shuffle=shuffle, size_key="data.train_batch_size")
+        self._order = BatchOrder(len(self._prompts), batch_size, seed=seed, shuffle=shuffle, size_key=size_key)
         self.fingerprint = fingerprint_of(self._prompts)
 
     @property
-    def steps_per_epoch(self) -> int:
+    def batches_per_epoch(self) -> int:
         """Batches of one pass."""
         return self._order.batches_per_epoch
 
@@ -148,7 +163,7 @@ class PromptStream:
         """One line for the log: what a pass consists of."""
         order = self._order
         return (
-            f"{order.num_rows} prompts, {order.batch_size} per step: {order.batches_per_epoch} steps per epoch, "
+            f"{order.num_rows} prompts in batches of {order.batch_size}: {order.batches_per_epoch} batches per epoch, "
             f"{order.num_dropped_per_epoch} rows dropped per epoch"
         )
 

@@ -52,6 +52,11 @@ def assumption_lines(config: RunConfig, workload: Workload, prices: Prices, pool
         f"{config.algorithm.name}: {', '.join(roles)}; rewards from a function, in the time called other",
         "bf16 weights, nothing overlaps; critic and reference have the actor's layout unless theirs is set",
     ]
+    if config.algorithm.filter_groups.enable:
+        lines.append(
+            "algorithm.filter_groups: a step is counted with one sampling of its prompts; each further gen batch "
+            "(train/num_gen_batches) adds the rollout and scoring of rewards once more"
+        )
     if prices.assumed:
         shown = ", ".join(f"{name} {price:g}" for name, price in prices.by_card.items())
         lines.append(f"placeholder prices in USD per GPU hour ({shown}), not quotes; give price_per_hour")

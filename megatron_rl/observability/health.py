@@ -37,7 +37,15 @@ RULES: tuple[HealthRule, ...] = (
         0.9,
         3,
         "in most groups all samples earn the same reward, which gives a group baseline no gradient: choose easier or "
-        "harder prompts, raise rollout.n, or check the reward function",
+        "harder prompts, raise rollout.n, sample on until enough groups differ (algorithm.filter_groups.enable=true), or "
+        "check the reward function",
+    ),
+    HealthRule(
+        "group/num_filled",
+        1,
+        3,
+        "the step's last gen batch came before enough groups differed, so groups without a gradient fill the batch up: raise "
+        "algorithm.filter_groups.max_num_gen_batches or data.gen_batch_size, or choose easier or harder prompts",
     ),
     HealthRule(
         "perf/mfu_actor",

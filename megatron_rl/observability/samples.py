@@ -41,9 +41,13 @@ class SampledStep(Protocol):
     def scored(self) -> Scored:
         """Their texts and rewards."""
 
+    @property
+    def trained_B(self) -> Tensor:
+        """bool, samples that the update saw."""
+
 
 class SampleLog:
-    """Appends one object a line: ``step``, ``uid``, texts, ``reward``, ``finish_reason`` and lengths in tokens."""
+    """Appends one object a line: ``step``, ``uid``, texts, ``reward``, ``trained``, ``finish_reason``, lengths in tokens."""
 
     def __init__(self, path: Path | None, num_per_step: int) -> None:
         """Write to ``path``, ``num_per_step`` samples a step; None (ranks other than 0) or 0 = nothing."""
@@ -74,6 +78,7 @@ def _record(step: int, result: SampledStep, row: int) -> dict[str, str | int | f
         "prompt": prompt.text,
         "response": result.scored.responses[row],
         "reward": float(result.scored.rewards_B[row]),
+        "trained": bool(result.trained_B[row]),
         "finish_reason": result.rollouts.finish_reasons[row],
         "prompt_length": int(result.rollouts.prompt_lengths_B[row]),
         "response_length": int(result.rollouts.response_lengths_B[row]),

@@ -72,7 +72,7 @@ class RolloutGenerator:
         self._pad_token_id = pad_token_id
 
     def generate(
-        self, prompts: PromptBatch, settings: SamplingSettings, *, step: int, policy_version: int
+        self, prompts: PromptBatch, settings: SamplingSettings, *, step: int, policy_version: int, first_index: int = 0
     ) -> tuple[RolloutBatch, Metrics]:
         """Sample ``settings.n`` responses to each prompt.
 
@@ -81,28 +81,30 @@ class RolloutGenerator:
             settings: how to sample.
             step: with the run's seed and a prompt's index it decides that prompt's samples.
             policy_version: the weights the caller means to sample from; must be those the engine holds.
+            first_index: index of the first prompt in the step, above 0 where the step has sampled others before.
 
         Returns the batch (CPU tensors) and its metrics, identical on every rank.
         Raises RuntimeError, on all ranks, where the ranks of an engine were asked or answered differently, where a
         prompt does not fit, where the engine's weights are not ``policy_version``, or where an engine failed.
         Collectives: all ranks of the layout.
         """
-        self._agree_on_inputs(prompts, settings, step, policy_version)
+        seeds = [request_seed(self._seed, step, first_index + index) for index in range(len(prompts.prompts))]
+        self._agree_on_inputs(prompts, settings, seeds, policy_version)
         shares = distribute_prompts([len(p.token_ids) for p in prompts.prompts], self._layout.data)
         engine_index, tensor_rank = self._layout.slot(dist.get_rank())
-        mine = self._ask_engine(prompts, shares[engine_index], settings, step, publish=tensor_rank == 0)
+        mine = self._ask_engine(prompts, shares[engine_index], settings, seeds, publish=tensor_rank == 0)
         outputs = gather_objects(mine, self._group)
         self._agree_on_outputs(outputs)
         completions = self._in_prompt_order(outputs, shares, settings.n)
         batch = to_rollout_batch(prompts, completions, policy_version, self._pad_token_id)
         return batch, {**response_metrics(batch), **imbalance_metrics(batch, shares, settings.n)}
 
-    def _agree_on_inputs(self, prompts: PromptBatch, settings: SamplingSettings, step: int, policy_version: int) -> None:
+    def _agree_on_inputs(self, prompts: PromptBatch, settings: SamplingSettings, seeds: list[int], policy_version: int) -> None:
         fingerprints = fingerprint(
             {
                 "prompts": [prompt.token_ids for prompt in prompts.prompts],
                 "sampling settings": settings,
-                "seed": (self._seed, step),
+                "seed": seeds,
                 "policy version": policy_version,
             }
         )
@@ -129,13 +131,13 @@ class RolloutGenerator:
         return None
 
     def _ask_engine(
-        self, prompts: PromptBatch, share: list[int], settings: SamplingSettings, step: int, *, publish: bool
+        self, prompts: PromptBatch, share: list[int], settings: SamplingSettings, seeds: list[int], *, publish: bool
     ) -> _Outputs:
         try:
             completions = self._engine.generate(
                 [prompts.prompts[index].token_ids for index in share],
                 settings,
-                [request_seed(self._seed, step, index) for index in share],
+                [seeds[index] for index in share],
             )
         except Exception as error:
             # The other ranks wait for this one: it tells them, and then all of them raise.

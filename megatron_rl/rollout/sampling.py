@@ -96,8 +96,9 @@ def _require(holds: bool, key: str, value: object, rule: str) -> None:
 def request_seed(run_seed: int, step: int, prompt_index: int) -> int:
     """Base seed of one prompt's samples: sample ``i`` draws with ``request_seed(...) + i``.
 
-    A function of its arguments alone, so a response depends neither on the batch around it nor on the number of
-    engines. In [0, 2**62), a multiple of ``MAX_SAMPLES_PER_PROMPT``, so the ranges of two prompts never overlap partly.
+    ``prompt_index`` counts all prompts of a step, however many batches they are sampled in. A function of its arguments
+    alone, so a response depends neither on the batch around it nor on the number of engines. In [0, 2**62), a multiple of
+    ``MAX_SAMPLES_PER_PROMPT``, so the ranges of two prompts never overlap partly.
     """
     digest = hashlib.blake2b(f"{run_seed}/{step}/{prompt_index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 2) // MAX_SAMPLES_PER_PROMPT * MAX_SAMPLES_PER_PROMPT

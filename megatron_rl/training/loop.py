@@ -91,7 +91,7 @@ class TrainingLoop:
     def _one_step(self, step: int) -> bool:
         parts, last = self._parts, step == self._total_steps
         with parts.phases.step(step):
-            result = parts.trainer.step(step, parts.stream.next_batch())
+            result = parts.trainer.step(step, parts.stream.next_batch)
             self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
             if saves_after(step, self._total_steps, save_freq=self._config.save_freq, interrupted=interrupted):
@@ -116,7 +116,7 @@ class TrainingLoop:
     def _report(self, step: int, result: StepResult, metrics: Metrics) -> None:
         parts = self._parts
         extra = [callback.on_step_end(step, result) for callback in parts.callbacks]
-        metrics = merge([metrics, parts.throughput.metrics(result.rollouts, metrics), *extra])
+        metrics = merge([metrics, parts.throughput.metrics(result.rollouts, result.trained_B, metrics), *extra])
         if "val/step" not in metrics:
             metrics = {**metrics, **self._before_training}
         self._before_training = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatron_rl.rollout.generator import RolloutGenerator
-from megatron_rl.rollout.sampling import SamplingSettings
+from torch import Tensor
+
 from megatron_rl.training.experience import ExperienceBuilder
 from megatron_rl.training.roles import Actor, Critic
-from megatron_rl.training.scoring import RewardScorer, ScoredRollouts
+from megatron_rl.training.sampled_step import StepSampler
+from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.weight_sync import WeightSync
 from megatron_rl.types.batches import Experience, PromptBatch, RolloutBatch
@@ -17,12 +19,14 @@ from megatron_rl.types.metrics import Metrics, merge
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step leaves behind."""
+    """What one step leaves behind: all that it sampled, and which samples it trained on."""
 
     metrics: Metrics
     prompts: PromptBatch
     rollouts: RolloutBatch
     scored: ScoredRollouts
+    trained_B: Tensor
+    """bool, samples that the update saw; all of them unless ``algorithm.filter_groups`` is on."""
 
 
 class PpoTrainer:
@@ -31,10 +35,8 @@ class PpoTrainer:
     def __init__(
         self,
         *,
-        generator: RolloutGenerator,
-        sampling: SamplingSettings,
+        sampler: StepSampler,
         weight_sync: WeightSync,
-        scorer: RewardScorer,
         builder: ExperienceBuilder,
         actor: Actor,
         critic: Critic,
@@ -43,32 +45,30 @@ class PpoTrainer:
         phases: StepPhases,
     ) -> None:
         """Wire the parts; the engine holds no weights until the first sync."""
-        self._generator = generator
-        self._sampling = sampling
+        self._sampler = sampler
         self.weight_sync = weight_sync
-        self.scorer = scorer
-        self.builder = builder
+        self._builder = builder
         self._actor = actor
         self._critic = critic
         self._critic_warmup_steps = critic_warmup_steps
         self._seed = seed
         self._phases = phases
 
-    def step(self, step: int, prompts: PromptBatch) -> StepResult:
-        """Sample, judge, improve, and hand the new weights to the engine. ``step`` counts from 1."""
-        with self._phases("gen"):
-            rollouts, rollout_metrics = self._generate(step, prompts)
-        with self._phases("reward"):
-            scored = self.scorer.score(prompts, rollouts)
-        experience, experience_metrics = self.builder.build(rollouts, scored)
+    def step(self, step: int, next_prompts: Callable[[], PromptBatch]) -> StepResult:
+        """Sample, judge, improve, and hand the new weights to the engine.
+
+        Args:
+            step: counts from 1.
+            next_prompts: gives the prompts of the next gen batch.
+        """
+        sampled, sampling_metrics = self._sampler.sample(step, next_prompts, self.weight_sync.version)
+        experience, experience_metrics = self._builder.build(sampled.trained.rollouts, sampled.trained.scored)
         update_metrics = self._update(step, experience)
         with self._phases("update_weights"):
             sync_metrics = self.weight_sync.push(version=step)
-        metrics = merge([rollout_metrics, scored.metrics, experience_metrics, update_metrics, sync_metrics])
-        return StepResult(metrics, prompts, rollouts, scored)
-
-    def _generate(self, step: int, prompts: PromptBatch) -> tuple[RolloutBatch, Metrics]:
-        return self._generator.generate(prompts, self._sampling, step=step, policy_version=self.weight_sync.version)
+        metrics = merge([sampling_metrics, experience_metrics, update_metrics, sync_metrics])
+        everything = sampled.all
+        return StepResult(metrics, everything.prompts, everything.rollouts, everything.scored, sampled.trained_B)
 
     def _update(self, step: int, experience: Experience) -> Metrics:
         seed = self._seed + 1_000_003 * step

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from megatron_rl.algorithms.kl import build_kl_controller
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
-from megatron_rl.config.run_files import checkpoints_dir
+from megatron_rl.config.run_files import HF_FOLDER, METRICS_FILE, SAMPLES_FILE, checkpoints_dir
 from megatron_rl.data.prompts import load_prompts, tokenizer_of
 from megatron_rl.data.stream import PromptStream, validation_batches
 from megatron_rl.data.tokenizer import Tokenizer
@@ -24,9 +24,9 @@ from megatron_rl.runtime.cuda_allocator import settle_allocator
 from megatron_rl.training.callbacks import TrainerCallback, load_callbacks
 from megatron_rl.training.checkpoint import CheckpointStore
 from megatron_rl.training.experience import ExperienceBuilder
-from megatron_rl.training.export import HF_FOLDER, export_actor
+from megatron_rl.training.export import export_actor
 from megatron_rl.training.interrupt import InterruptFlag
-from megatron_rl.training.job import METRICS_FILE, Job, open_logger
+from megatron_rl.training.job import Job, open_logger
 from megatron_rl.training.loop import LoopParts, TrainingLoop
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.memory_phases import MemoryPhases
@@ -38,6 +38,7 @@ from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.role_assembly import build_roles
 from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, place_roles
 from megatron_rl.training.run_state import RunState
+from megatron_rl.training.sampled_step import StepSampler
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.send_recv_report import SendRecvReport
 from megatron_rl.training.step_phases import build_step_phases
@@ -54,7 +55,7 @@ def train(job: Job) -> int:
     _announce_memory(job)
     tokenizer = tokenizer_of(config.model)
     stream = _stream(job, tokenizer)
-    total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
+    total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * stream.batches_per_epoch
     with RewardPool(config.reward, _reward_workers(job)) as pool, closing(open_logger(job)) as logger:
         scorer = RewardScorer(pool, tokenizer, job.host_group)
         advisor = memory_advisor(job, planned_memory(config, job.world_size, card_gib(job.platform.device)))
@@ -89,7 +90,9 @@ def _stream(job: Job, tokenizer: Tokenizer) -> PromptStream:
     data = job.config.data
     rendered = load_prompts(data, tokenizer, "train")
     seed = job.config.trainer.seed if data.seed is None else data.seed
-    stream = PromptStream(rendered.prompts, data.train_batch_size, seed=seed, shuffle=data.shuffle)
+    stream = PromptStream(
+        rendered.prompts, data.prompts_per_gen_batch, seed=seed, shuffle=data.shuffle, size_key=data.gen_batch_key
+    )
     _require_equal_data(stream, job)
     job.say(f"{rendered.summary}\n{stream.summary}\n{batch_arithmetic(job.config, job.world_size).table()}")
     return stream
@@ -127,10 +130,16 @@ def _build(
     phases = build_step_phases(job, advisor, memory, [peaks])
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
     trainer = PpoTrainer(
-        generator=rollout.generator,
-        sampling=rollout.sampling,
+        sampler=StepSampler(
+            generator=rollout.generator,
+            sampling=rollout.sampling,
+            scorer=scorer,
+            filter_groups=config.algorithm.filter_groups,
+            num_groups=config.data.train_batch_size,
+            phases=phases,
+            say=job.say,
+        ),
         weight_sync=build_weight_sync(job, roles.actor.role, rollout.engine, plan),
-        scorer=scorer,
         builder=ExperienceBuilder(
             algorithm=config.algorithm,
             correction=config.rollout.correction,
@@ -159,7 +168,7 @@ def _build(
         ),
         validator=_validator(job, tokenizer, rollout, scorer),
         logger=logger,
-        samples=SampleLog(job.run_dir / "samples.jsonl" if job.is_main else None, config.trainer.log_samples),
+        samples=SampleLog(job.run_dir / SAMPLES_FILE if job.is_main else None, config.trainer.log_samples),
         health=_health_monitor(job),
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
         callbacks=_callbacks(job, roles.trained, peaks),

@@ -14,7 +14,7 @@ from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.rewards.reward import RewardResult, RewardSample
 from megatron_rl.rewards.sandbox import RewardPool
 from megatron_rl.types.batches import PromptBatch, RolloutBatch
-from megatron_rl.types.metrics import Metric, Metrics, merge
+from megatron_rl.types.metrics import Metrics, merge
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class ScoredRollouts:
     """bool, False for samples the reward policy masks out."""
     responses: tuple[str, ...]
     """B response texts, special tokens removed."""
-    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,10 @@ class RewardScorer:
         self._tokenizer = tokenizer
         self._group = group
 
-    def score(self, prompts: PromptBatch, rollouts: RolloutBatch) -> ScoredRollouts:
-        """Score all samples; a failure on one rank is raised on every rank. Enters one object all-gather.
+    def score(self, prompts: PromptBatch, rollouts: RolloutBatch) -> tuple[ScoredRollouts, Metrics]:
+        """Score all samples and count what went wrong; a failure on one rank is raised on every rank.
+
+        Collectives: one object all-gather over all ranks.
 
         Raises:
             RuntimeError: a scorer failed and ``reward.on_invalid`` says to stop.
@@ -60,7 +61,7 @@ class RewardScorer:
         failures = [share.failure for share in shares if share.failure is not None]
         if failures:
             raise RuntimeError(failures[0])
-        return self._join([share.result for share in shares if share.result is not None], responses, rollouts)
+        return _join([share.result for share in shares if share.result is not None], responses)
 
     def _responses(self, rollouts: RolloutBatch) -> tuple[str, ...]:
         starts, lengths = rollouts.prompt_lengths_B.tolist(), rollouts.response_lengths_B.tolist()
@@ -88,20 +89,12 @@ class RewardScorer:
             # The other ranks wait in the gather: tell them, and then all of them raise.
             return _Share(None, f"{type(error).__name__}: {error}")
 
-    def _join(self, shares: list[RewardResult], responses: tuple[str, ...], rollouts: RolloutBatch) -> ScoredRollouts:
-        num_samples, world = len(responses), len(shares)
-        rewards_B = torch.zeros(num_samples)
-        valid_B = torch.zeros(num_samples, dtype=torch.bool)
-        for rank, share in enumerate(shares):
-            rewards_B[rank::world] = torch.tensor(share.rewards, dtype=torch.float32)
-            valid_B[rank::world] = torch.tensor(share.valid, dtype=torch.bool)
-        counted = rewards_B[valid_B]
-        metrics = merge([share.metrics for share in shares])
-        if counted.numel():
-            metrics |= {
-                "reward/mean": Metric(float(counted.mean()), weight=float(counted.numel())),
-                "reward/std": Metric(float(counted.std(correction=0))),
-                "reward/max": Metric(float(counted.max()), "max"),
-                "reward/min": Metric(float(counted.min()), "min"),
-            }
-        return ScoredRollouts(rewards_B, valid_B, responses, metrics)
+
+def _join(shares: list[RewardResult], responses: tuple[str, ...]) -> tuple[ScoredRollouts, Metrics]:
+    num_samples, world = len(responses), len(shares)
+    rewards_B = torch.zeros(num_samples)
+    valid_B = torch.zeros(num_samples, dtype=torch.bool)
+    for rank, share in enumerate(shares):
+        rewards_B[rank::world] = torch.tensor(share.rewards, dtype=torch.float32)
+        valid_B[rank::world] = torch.tensor(share.valid, dtype=torch.bool)
+    return ScoredRollouts(rewards_B, valid_B, responses), merge([share.metrics for share in shares])

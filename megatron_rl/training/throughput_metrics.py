@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.estimator.flops import train_flops
 from megatron_rl.observability.throughput import mfu, throughput, tokens_per_second
@@ -20,10 +22,15 @@ class ThroughputMeter:
     peak_flops_per_s: float | None
     """Of one device; None where unknown, and then no utilisation is reported."""
 
-    def metrics(self, rollouts: RolloutBatch, timings: Metrics) -> Metrics:
-        """Speed of the step, of generation and of the actor's update; padding never counts."""
-        lengths = rollouts.lengths_B.tolist()
-        tokens = sum(lengths)
+    def metrics(self, rollouts: RolloutBatch, trained_B: Tensor, timings: Metrics) -> Metrics:
+        """Speed of the step, of generation and of the actor's update; padding never counts.
+
+        Args:
+            rollouts: all that was sampled.
+            trained_B: bool, samples of the update.
+            timings: ``timing_s/`` of the step.
+        """
+        tokens = int(rollouts.lengths_B.sum())
         step_s = timings["timing_s/step"].value
         gen_s = timings["timing_s/gen"].value
         found = {
@@ -34,7 +41,7 @@ class ThroughputMeter:
             "perf/actor_generate_tokens_per_second": Metric(tokens_per_second(int(rollouts.response_lengths_B.sum()), gen_s)),
         }
         if self.peak_flops_per_s is not None and "timing_s/update_actor" in timings:
-            flops = train_flops(self.model, lengths)
+            flops = train_flops(self.model, rollouts.lengths_B[trained_B].tolist())
             update_s = timings["timing_s/update_actor"].value
             found["perf/mfu_actor"] = Metric(mfu(flops, update_s, self.world_size, self.peak_flops_per_s))
         return found

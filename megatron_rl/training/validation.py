@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron_rl.algorithms.pass_at_k import pass_at_k, powers_of_two
+from megatron_rl.algorithms.pass_at_k import RIGHT_ABOVE, pass_at_k, powers_of_two
 from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.scoring import RewardScorer
@@ -34,18 +34,18 @@ class Validator:
     def run(self, policy_version: int) -> Metrics:
         """Validate; the same questions and the same sampling seeds every time. Enters the generator's collectives."""
         rewards = np.concatenate([self._rewards(batch, policy_version) for batch in self._batches])
-        solved = (rewards > 0.5).sum(axis=1)
+        right = rewards > RIGHT_ABOVE
         n = rewards.shape[1]
         metrics = {
             "val/reward/mean": Metric(float(rewards.mean())),
-            "val/accuracy/mean": Metric(float((rewards > 0.5).mean())),
+            "val/accuracy/mean": Metric(float(right.mean())),
             "val/num_prompts": Metric(float(rewards.shape[0]), "sum"),
         }
         for k in powers_of_two(n):
-            metrics[f"val/pass@{k}"] = Metric(float(np.mean([pass_at_k(n, int(c), k) for c in solved])))
+            metrics[f"val/pass@{k}"] = Metric(float(np.mean([pass_at_k(n, int(c), k) for c in right.sum(axis=1)])))
         return metrics
 
     def _rewards(self, batch: PromptBatch, policy_version: int) -> np.ndarray:
         rollouts, _ = self._generator.generate(batch, self._sampling, step=0, policy_version=policy_version)
-        scored = self._scorer.score(batch, rollouts)
+        scored, _ = self._scorer.score(batch, rollouts)
         return scored.rewards_B.cpu().numpy().reshape(len(batch.prompts), self._sampling.n)

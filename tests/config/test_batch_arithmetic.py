@@ -36,6 +36,13 @@ def test_batch_arithmetic_table_names_critic_only_where_there_is_one() -> None:
     assert "critic" not in batch_arithmetic(compose(["algorithm=grpo"]), 1).table()
 
 
+def test_batch_arithmetic_counts_gen_batches_per_engine() -> None:
+    rule = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=10"]
+    table = batch_arithmetic(compose(["algorithm=grpo", "data.train_batch_size=32", "data.gen_batch_size=96", *rule]), 4)
+    assert (table.prompts_per_step, table.prompts_per_engine) == (32, 24)
+    assert "96 prompts at once until 32 groups differ in seq_reward, at most 10 gen batches a step" in table.table()
+
+
 @pytest.mark.parametrize(
     "overrides,said",
     [

@@ -34,8 +34,8 @@ def test_load_state_dict_continues_exactly(steps_before: int, num: int, shuffle:
 
 def test_next_batch_drops_the_documented_remainder() -> None:
     stream = _stream()
-    assert stream.steps_per_epoch == 2
-    assert stream.summary == "10 prompts, 4 per step: 2 steps per epoch, 2 rows dropped per epoch"
+    assert stream.batches_per_epoch == 2
+    assert stream.summary == "10 prompts in batches of 4: 2 batches per epoch, 2 rows dropped per epoch"
     steps = _take(stream, 4)
     assert [epoch for epoch, _ in steps] == [0, 0, 1, 1]
     for pair in (steps[:2], steps[2:]):

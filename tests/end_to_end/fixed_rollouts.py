@@ -10,7 +10,7 @@ from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.rollout_assembly import RolloutSide
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.types.batches import PromptBatch, RolloutBatch
-from megatron_rl.types.metrics import Metric, Metrics
+from megatron_rl.types.metrics import Metrics
 
 NUM_PROMPTS, SAMPLES_PER_PROMPT, WIDTH, VOCAB_SIZE = 4, 4, 26, 251
 
@@ -38,7 +38,7 @@ class FixedGenerator:
     """Stands where the ``RolloutGenerator`` does."""
 
     def generate(
-        self, prompts: PromptBatch, settings: SamplingSettings, *, step: int, policy_version: int
+        self, prompts: PromptBatch, settings: SamplingSettings, *, step: int, policy_version: int, first_index: int = 0
     ) -> tuple[RolloutBatch, Metrics]:
         assert len(prompts.prompts) == NUM_PROMPTS
         return fixed_rollouts(), {}
@@ -47,12 +47,11 @@ class FixedGenerator:
 class FixedScorer:
     """Stands where the ``RewardScorer`` does: one sample of 16 is masked out."""
 
-    def score(self, prompts: PromptBatch, rollouts: RolloutBatch) -> ScoredRollouts:
+    def score(self, prompts: PromptBatch, rollouts: RolloutBatch) -> tuple[ScoredRollouts, Metrics]:
         rewards_B = torch.arange(rollouts.response_lengths_B.numel(), dtype=torch.float32).mul(7).remainder(5)
         valid_B = torch.ones(rewards_B.numel(), dtype=torch.bool)
         valid_B[9] = False
-        metrics = {"reward/mean": Metric(float(rewards_B.mean()))}
-        return ScoredRollouts(rewards_B * valid_B, valid_B, ("",) * rewards_B.numel(), metrics)
+        return ScoredRollouts(rewards_B * valid_B, valid_B, ("",) * rewards_B.numel()), {}
 
 
 @dataclass

@@ -43,7 +43,7 @@ def _last_step(config: RunConfig, folder: Path, num_steps: int) -> StepAnswer:
     stream, advisor = rl._stream(job, tokenizer), memory_advisor(job, None)
     parts = rl._build(job, tokenizer, stream, 10, FixedScorer(), MetricLogger(), advisor)  # type: ignore[arg-type]
     for step in range(1, num_steps + 1):
-        result = parts.trainer.step(step, parts.stream.next_batch())
+        result = parts.trainer.step(step, parts.stream.next_batch)
     actor, critic = parts.trainer._actor, parts.trainer._critic
     assert isinstance(actor, Actor)
     actor.role.check_replicas()

@@ -27,6 +27,11 @@ GRPO = (
     "actor.entropy_coeff=0.001",
     "actor.optim.lr_decay_style=cosine",
     "actor.optim.lr_warmup_steps=3",
+    # Steps of two gen batches, most of which leave groups over; some are filled up.
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=acc",
+    "algorithm.filter_groups.max_num_gen_batches=2",
+    "data.gen_batch_size=3",
 )
 PPO = (
     "algorithm=ppo",
@@ -163,6 +168,15 @@ def test_rewards_and_responses_stay_with_their_prompts(name: str, runs, endings)
     for sample in samples:
         assert sample["uid"].rpartition(":")[2].isdigit()
         assert sample["prompt"] == f"the answer to question number {int(sample['uid'].rpartition(':')[2]):02d} is"
+
+
+def test_dynamic_sampling_trains_on_whole_batches_and_reports_all_samples(runs, endings) -> None:
+    records = _records(runs["grpo_straight"])
+    assert {record["train/num_gen_batches"] for record in records} == {2.0}
+    assert {record["group/frac_kept"] for record in records} == {4 / 6}
+    assert max(record["group/num_filled"] for record in records) <= 2
+    samples = [json.loads(line) for line in (runs["grpo_straight"].run_dir / "samples.jsonl").read_text().splitlines()]
+    assert {sample["trained"] for sample in samples} == {True, False}
 
 
 def test_still_run_keeps_weights_and_agreement(runs, endings) -> None:

@@ -24,7 +24,12 @@ def make_result():
         policy_version=0,
     )
     scored = SimpleNamespace(responses=("a0", "é", "b0", "b1"), rewards_B=torch.tensor([0.0, 0.25, 1.0, 0.5]))
-    return SimpleNamespace(prompts=PromptBatch(prompts=prompts, epoch=0), rollouts=rollouts, scored=scored)
+    return SimpleNamespace(
+        prompts=PromptBatch(prompts=prompts, epoch=0),
+        rollouts=rollouts,
+        scored=scored,
+        trained_B=torch.tensor([True, True, False, False]),
+    )
 
 
 def read(path):
@@ -40,10 +45,12 @@ def test_sample_log_joins_prompt_response_and_reward(tmp_path):
         "prompt": "question 0",
         "response": "é",
         "reward": 0.25,
+        "trained": True,
         "finish_reason": "length",
         "prompt_length": 3,
         "response_length": 2,
     }
+    assert [r["trained"] for r in records] == [True, True, False, False]
     assert [(r["uid"], r["response"]) for r in records] == [
         ("train:0", "a0"),
         ("train:0", "é"),

@@ -53,8 +53,10 @@ def _flat(batch: RolloutBatch) -> dict[str, Any]:
 
 
 def _generate(tensor: int) -> tuple[dict[str, Any], dict[str, float]]:
-    batch, metrics = _generator(_synced(CountingEngine()), tensor).generate(_PROMPTS, _SETTINGS, step=2, policy_version=1)
-    return _flat(batch), to_floats(metrics)
+    generator = _generator(_synced(CountingEngine()), tensor)
+    batch, metrics = generator.generate(_PROMPTS, _SETTINGS, step=2, policy_version=1)
+    more, _ = generator.generate(_PROMPTS, _SETTINGS, step=2, policy_version=1, first_index=len(_PROMPTS.prompts))
+    return {**_flat(batch), "logprobs of the next gen batch": more.rollout_logprobs_BS.tolist()}, to_floats(metrics)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,16 @@ def test_generate_gives_equal_prompts_different_seeds(on_one_engine: tuple[dict[
     batch, _ = on_one_engine
     assert _PROMPTS.prompts[0].token_ids == _PROMPTS.prompts[4].token_ids
     assert batch["logprobs"][0][2] != batch["logprobs"][12][2]
+
+
+def test_generate_gives_the_next_gen_batch_of_a_step_the_next_seeds(
+    on_one_engine: tuple[dict[str, Any], dict[str, float]],
+) -> None:
+    batch, _ = on_one_engine
+    for row, logprobs in enumerate(batch["logprobs of the next gen batch"]):
+        index, sample = divmod(row, _SETTINGS.n)
+        seed = request_seed(7, 2, len(_PROMPTS.prompts) + index) + sample
+        assert logprobs[len(_PROMPTS.prompts[index].token_ids)] == -float(seed % 1009)
 
 
 def _disagree(fault: str) -> str:
