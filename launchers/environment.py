@@ -116,6 +116,8 @@ def worker_environment(
         defaults |= {
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_gib or 1))),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Megatron's fused functions would be traced and built with g++ by every rank: longer than a small run takes.
+            "TORCH_COMPILE_DISABLE": "1",
             # vLLM's notice that it binds memory to a NUMA node, from C++, where logging settings do not reach.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }

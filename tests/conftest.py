@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 
 from launchers.environment import num_visible_gpus
+from tests.support.distributed import preload_engine
+
+if num_visible_gpus(os.environ) == 0:
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # as for ranks on a CPU: see worker_environment
 
 NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
 
@@ -32,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, needed in NUM_GPUS_NEEDED.items():
             if item.get_closest_marker(marker) and present < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), this host shows {present}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where engines are to be started on this host's CPU, load vLLM once for all forked ranks."""
+    if num_visible_gpus(os.environ) == 0 and any(item.get_closest_marker("vllm") for item in session.items):
+        preload_engine()
 
 
 @pytest.fixture

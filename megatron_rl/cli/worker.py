@@ -23,9 +23,11 @@ def _run(argv: list[str]) -> int:
     # Imported here so that a broken installation is reported through ``record`` too.
     from megatron_rl.config.run_files import read_run_config
     from megatron_rl.runtime.known_warnings import silence_known_warnings
+    from megatron_rl.runtime.quick_imports import quick_imports
 
     silence_known_warnings()
-    from megatron_rl.training.entry import run_task
+    with quick_imports():
+        from megatron_rl.training.entry import run_task
 
     task, run_dir = argv
     return leave(run_task(task, read_run_config(Path(run_dir)), Path(run_dir)))

@@ -32,6 +32,7 @@ from megatron_rl.rollout.shared_memory import named_segments, new_identity, swee
 from megatron_rl.rollout.shared_weights import SharedPlaces, register_sharing_loader
 from megatron_rl.rollout.vllm_environment import set_engine_environment
 from megatron_rl.rollout.weight_state import WeightState
+from megatron_rl.runtime.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -102,6 +103,7 @@ class VllmEngine:
         for warning in version_warnings(installed_versions()) if dist.get_rank() == 0 else ():
             _LOG.warning(warning)
         with (
+            quick_imports(),
             isolated_rng(spec.device),
             preserved_process_settings(),
             plain_cpu_weights(spec.device),

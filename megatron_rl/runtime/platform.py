@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,8 +76,8 @@ def init_distributed(
 ) -> None:
     """Join the job described by torchrun's variables, or become a job of one process without them.
 
-    A job of one meets through a temporary file, so that no port is taken. Ranks whose launcher tells the names of the
-    nodes call the roll first, since no torchrun waits for them. Does nothing if already joined.
+    A job of one meets itself in its own memory, so that no port is taken and no file is left. Ranks whose launcher tells
+    the names of the nodes call the roll first, since no torchrun waits for them. Does nothing if already joined.
 
     Collectives: every rank of the job must call it.
     """
@@ -95,7 +94,4 @@ def init_distributed(
     if "WORLD_SIZE" in environ and "RANK" in environ:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
         return
-    with tempfile.NamedTemporaryFile(prefix="megatron_rl_rendezvous_", delete=False) as file:
-        dist.init_process_group(
-            backend, init_method=f"file://{file.name}", rank=0, world_size=1, timeout=timeout, device_id=device_id
-        )
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=device_id)

@@ -16,6 +16,11 @@ _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOAD)
 
 
+def preload_engine() -> None:
+    """Fork ranks from a process that has loaded vLLM too; to be called before the first of them."""
+    _context.set_forkserver_preload([*_PRELOAD, "tests.support.loaded_engine"])
+
+
 def _child(fn: Callable[..., Any], rank: int, world_size: int, store: str, args: tuple[Any, ...], answers: Any) -> None:
     import torch
     import torch.distributed as dist
@@ -69,18 +74,25 @@ def run_distributed(
     return [results[rank] for rank in range(world_size)]
 
 
-def _alone(fn: Callable[..., Any], store: str, args: tuple[Any, ...]) -> None:
+def run_alone(fn: Callable[[], None]) -> None:
+    """Call ``fn()`` in a fresh process that has joined nothing; AssertionError where it raises (its traceback is printed)."""
+    child = _context.Process(target=fn)
+    child.start()
+    child.join(timeout=120)
+    assert child.exitcode == 0, f"exit code {child.exitcode}"
+
+
+def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     fn(*args)
 
 
 def start_rank(fn: Callable[..., Any], *args: Any) -> mp.process.BaseProcess:
     """Start ``fn(*args)`` as a job of one rank and return its process, for tests that kill it."""
-    store = str(Path(tempfile.mkdtemp()) / "store")
-    child = _context.Process(target=_alone, args=(fn, store, args), daemon=True)
+    child = _context.Process(target=_alone, args=(fn, args), daemon=True)
     child.start()
     return child
