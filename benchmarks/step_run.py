@@ -19,7 +19,7 @@ from launchers.job import WORKER_MODULE
 from launchers.submit import launch_task
 from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.run_files import experiment_dir, read_run_config
+from megatron_rl.config.run_files import LATEST, METRICS_FILE, SAMPLES_FILE, experiment_dir, read_run_config
 from megatron_rl.config.world import ranks_per_node, with_world
 from megatron_rl.data.tokenizer import load_tokenizer
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
@@ -102,7 +102,7 @@ def run_variant(variant: Variant, folder: Path) -> Measured:
     """
     config, workload = compose_variant(variant, folder)
     code = launch_task("train", config, "benchmarks.step_worker" if variant.bare == "inside" else WORKER_MODULE)
-    run_dir = (experiment_dir(config) / "latest").resolve()
+    run_dir = (experiment_dir(config) / LATEST).resolve()
     if code != 0:
         raise RuntimeError(f"exit code {code}; logs in {run_dir / 'logs'}")
     return _read(variant, workload, run_dir)
@@ -204,8 +204,8 @@ def _fixed_overrides(variant: Variant, folder: Path) -> list[str]:
 def _read(variant: Variant, workload: Workload, run_dir: Path) -> Measured:
     environment = json.loads((run_dir / ENVIRONMENT_JSON).read_text())["hardware"]
     last = variant.warmup_steps + variant.steps
-    records = [record for record in read_metrics(run_dir / "metrics.jsonl") if (record["step"] or 0) <= last]
-    documents = read_documents(run_dir / "samples.jsonl")
+    records = [record for record in read_metrics(run_dir / METRICS_FILE) if (record["step"] or 0) <= last]
+    documents = read_documents(run_dir / SAMPLES_FILE)
     measured = records[variant.warmup_steps :]
     first = int(measured[0]["step"] or 0)
     return Measured(
@@ -224,7 +224,7 @@ def _read(variant: Variant, workload: Workload, run_dir: Path) -> Measured:
 
 def _prompts(run_dir: Path) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    for line in (run_dir / "samples.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (run_dir / SAMPLES_FILE).read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
         found.setdefault(sample["step"], []).append(sample["prompt"])
     return found

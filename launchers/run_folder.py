@@ -12,9 +12,7 @@ from launchers.environment import OutsideLaunch
 from megatron_rl.config.atomic_files import replace_link, write_atomically
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.run_files import CONFIG_JSON, experiment_dir, write_run_config
-
-LATEST = "latest"
+from megatron_rl.config.run_files import CONFIG_JSON, LATEST, experiment_dir, write_run_config
 
 
 def create_run_folder(config: RunConfig, now: datetime | None = None) -> Path:

@@ -7,19 +7,17 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt
 
-from launchers.run_folder import LATEST
 from launchers.sweep_plan import PlannedPoint, SweepPlan
 from launchers.sweep_queue import has_left_the_queue, last_words
 from launchers.sweep_spec import SweepSpec
 from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.base import Section
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.run_files import read_run_config
+from megatron_rl.config.run_files import LATEST, METRICS_FILE, read_run_config
 from megatron_rl.observability.memory_summary import MEMORY_JSON
 from megatron_rl.observability.sinks import read_metrics
 
 SWEEP_JSON, POINT_JSON = "sweep.json", "point.json"
-METRICS_FILE = "metrics.jsonl"
 
 State = Literal["started", "submitted", "finished", "failed", "stopped"]
 """started: under way, or the sweep was killed. stopped: it saved because it was told to."""

@@ -11,7 +11,7 @@ from megatron_rl.cli.compose import compose_run
 from megatron_rl.config.atomic_files import replace_link
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.run_files import experiment_dir
+from megatron_rl.config.run_files import HF_FOLDER, LATEST, METRICS_FILE, experiment_dir
 
 _ROOT = Path("outputs") / "demo"
 _CHOICES = {"algo": ("grpo", "ppo")}
@@ -29,10 +29,10 @@ def run(argv: list[str]) -> int:
     if code != 0:
         return code
     print(f"2/2  {algorithm.upper()}: two processes, actor TP2, an in-process vLLM engine on each", flush=True)
-    rl = _rl_config(algorithm, experiment_dir(sft) / "latest" / "hf_checkpoint", seed)
+    rl = _rl_config(algorithm, experiment_dir(sft) / LATEST / HF_FOLDER, seed)
     code = launch_task("train", rl)
     if code == 0:
-        _finish(experiment_dir(rl) / "latest", time.monotonic() - started)
+        _finish(experiment_dir(rl) / LATEST, time.monotonic() - started)
     return code
 
 
@@ -109,9 +109,9 @@ def _finish(run_dir: Path, seconds: float) -> None:
     from megatron_rl.observability.summary import print_summary
 
     target = run_dir.resolve()
-    link = _ROOT / "latest"
+    link = _ROOT / LATEST
     replace_link(link, os.path.relpath(target, _ROOT))
-    print_summary(target / "metrics.jsonl")
+    print_summary(target / METRICS_FILE)
     print(
         f"\nAfter installation the demo took {seconds:.0f} s. Look into {link}/: learning_curve.png, samples.jsonl, "
         "metrics.jsonl, config.yaml, hf_checkpoint/.\n"

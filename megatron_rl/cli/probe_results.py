@@ -15,13 +15,13 @@ from launchers.failure import failure_line
 from megatron_rl.cli.plain_table import console, print_table
 from megatron_rl.cli.probe import Probe
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.run_files import read_run_config
+from megatron_rl.config.run_files import METRICS_FILE, read_run_config
 from megatron_rl.estimator.measurements import append_measurement
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.observability.memory_summary import MemorySummary, Peaks, read_memory_summary
 from megatron_rl.observability.sinks import Record, read_metrics
 from megatron_rl.sweep.probe_record import MeasuredJob, measurement_of
-from megatron_rl.sweep.step_statistics import METRICS_FILE, STEP, Spread, StepStatistics, step_statistics
+from megatron_rl.sweep.step_statistics import STEP, Spread, StepStatistics, step_statistics
 from megatron_rl.sweep.verdict import (
     Judgement,
     Projection,

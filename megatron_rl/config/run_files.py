@@ -15,6 +15,14 @@ from megatron_rl.config.run import RunConfig
 
 CONFIG_JSON = "config.json"
 CONFIG_YAML = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+"""One object a step."""
+SAMPLES_FILE = "samples.jsonl"
+"""A few responses of each step, one object each."""
+HF_FOLDER = "hf_checkpoint"
+"""The exported model."""
+LATEST = "latest"
+"""Link in the experiment's folder to its newest attempt."""
 
 
 def experiment_dir(config: RunConfig) -> Path:

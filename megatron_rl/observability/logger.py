@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from megatron_rl.config.run_files import METRICS_FILE
 from megatron_rl.config.training import TrainerConfig
 from megatron_rl.observability.console import ConsoleSink
 from megatron_rl.observability.sinks import JsonlSink, Sink
@@ -78,4 +79,4 @@ def build_logger(
 
         trackers.append(WandbSink(config.project_name, config.experiment_name, run_dir, run_config))
     console = ConsoleSink(every=console_every) if "console" in config.logger else None
-    return MetricLogger(JsonlSink(run_dir / "metrics.jsonl"), console, trackers)
+    return MetricLogger(JsonlSink(run_dir / METRICS_FILE), console, trackers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_rl.report.discovery import LATEST, METRICS_FILE
+from megatron_rl.config.run_files import LATEST, METRICS_FILE
 from megatron_rl.report.jsonl_tail import JsonObject, read_objects
 from megatron_rl.report.series import finite_or_none
 

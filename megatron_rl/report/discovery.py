@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.run_files import CONFIG_JSON
+from megatron_rl.config.run_files import CONFIG_JSON, LATEST, METRICS_FILE
 from megatron_rl.config.spelling import nearest_choice
-
-METRICS_FILE = "metrics.jsonl"
-LATEST = "latest"
 
 _MAX_LISTED = 12
 _MAX_DEPTH = 4

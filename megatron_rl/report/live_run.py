@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron_rl.config.run_files import CONFIG_JSON
+from megatron_rl.config.run_files import CONFIG_JSON, LATEST, METRICS_FILE, SAMPLES_FILE
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.report.attempts import Segment, segments_of
-from megatron_rl.report.discovery import LATEST, METRICS_FILE, run_at, short_labels
+from megatron_rl.report.discovery import run_at, short_labels
 from megatron_rl.report.findings import Finding, findings
 from megatron_rl.report.jsonl_tail import JsonlTail, JsonObject
 from megatron_rl.report.run import (
-    SAMPLES_FILE,
     Run,
     age_s,
     clean_records,

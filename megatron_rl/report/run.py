@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megatron_rl.config.run_files import CONFIG_JSON
+from megatron_rl.config.run_files import CONFIG_JSON, METRICS_FILE, SAMPLES_FILE
 from megatron_rl.observability.environment import ENVIRONMENT_JSON
 from megatron_rl.report.attempts import Segment, segments_of
-from megatron_rl.report.discovery import METRICS_FILE
 from megatron_rl.report.jsonl_tail import JsonObject, read_objects
 from megatron_rl.report.series import Record, finite_or_none, series, step_of
 
-SAMPLES_FILE = "samples.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
 
 State = Literal["finished", "running", "stopped"]

@@ -8,9 +8,9 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+from megatron_rl.config.run_files import METRICS_FILE
 from megatron_rl.observability.sinks import Record, read_metrics
 
-METRICS_FILE = "metrics.jsonl"
 STEP, TOKENS, REWARD = "timing_s/step", "perf/total_num_tokens", "reward/mean"
 RESERVED = "perf/cuda_memory_reserved_gb"
 _PREFIX, _OUTSIDE = "timing_s/", ("timing_s/step", "timing_s/testing")

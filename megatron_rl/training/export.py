@@ -13,9 +13,6 @@ from megatron_rl.training.job import Job
 from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import role_weights
 
-HF_FOLDER = "hf_checkpoint"
-"""Name of the exported model inside a run folder."""
-
 
 def export_actor(job: Job, actor: MegatronRole, folder: Path) -> None:
     """Write the actor, its config and its tokenizer to ``folder``. Collectives: all ranks of the role."""

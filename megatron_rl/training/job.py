@@ -22,9 +22,6 @@ from megatron_rl.runtime.platform import Platform, init_distributed
 from megatron_rl.runtime.random_states import seed_everything
 from megatron_rl.runtime.roll_call import prove_collectives
 
-METRICS_FILE = "metrics.jsonl"
-"""One object a step, in the run folder."""
-
 
 @dataclass(frozen=True)
 class Job:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
-from megatron_rl.config.run_files import checkpoints_dir
+from megatron_rl.config.run_files import HF_FOLDER, checkpoints_dir
 from megatron_rl.config.training import TrainerConfig
 from megatron_rl.data.prompts import tokenizer_of
 from megatron_rl.data.sft_pairs import SftExample, load_sft_examples
@@ -17,7 +17,7 @@ from megatron_rl.data.stream import BatchOrder
 from megatron_rl.observability.logger import MetricLogger
 from megatron_rl.runtime.random_states import rng_state, set_rng_state
 from megatron_rl.training.checkpoint import CheckpointStore
-from megatron_rl.training.export import HF_FOLDER, export_actor
+from megatron_rl.training.export import export_actor
 from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.job import Job, open_logger
 from megatron_rl.training.megatron_role import MegatronRole
