@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,17 +15,18 @@ SINGLE = (torch.float32,)
 SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 
 
-def runs_on_triton(op: str, dtypes: tuple[torch.dtype, ...], *tensors: Tensor) -> bool:
+def runs_on_triton(op: str, dtypes: tuple[torch.dtype, ...], *tensors: Tensor, beside: Sequence[Tensor] = ()) -> bool:
     """Whether ``op`` runs as a Triton kernel: on CUDA yes, on CPU no.
 
     Args:
         op: name of the folder under ``kernels/``, for messages.
         dtypes: what the kernel computes on.
         tensors: all floating arguments.
+        beside: masks and indices, of dtypes of their own.
 
     Raises ValueError where tensors lie on several devices, or on CUDA in a dtype the kernel does not know.
     """
-    devices = {tensor.device for tensor in tensors}
+    devices = {tensor.device for tensor in (*tensors, *beside)}
     if len(devices) != 1:
         raise ValueError(f"kernels.{op}: tensors lie on {', '.join(sorted(map(str, devices)))}; move them to one device")
     if not tensors[0].is_cuda:

@@ -52,7 +52,7 @@ def linear_logprob(
 
     Collectives: one all-gather of 16 bytes per position over ``group`` in the forward pass (on CPU two all-reduces).
 
-    Raises ValueError on CUDA for another dtype, for mixed dtypes, or for targets that are not i64.
+    Raises ValueError on CUDA for another dtype; for mixed dtypes, other shapes, or targets that are not i64.
     """
     assert temperature > 0
     if not _checked(hidden_NH, weight_VH, targets_N):
@@ -127,7 +127,10 @@ def linear_token_loss(
 
 def _checked(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor) -> bool:
     """Whether the Triton version runs; ValueError for what neither version takes."""
-    fast = runs_on_triton("linear_logprob", BF16_AND_SINGLE, hidden_NH, weight_VH)
+    fast = runs_on_triton("linear_logprob", BF16_AND_SINGLE, hidden_NH, weight_VH, beside=[targets_N])
+    if hidden_NH.dim() != 2 or weight_VH.dim() != 2 or hidden_NH.shape[1] != weight_VH.shape[1]:
+        shapes = f"hidden {tuple(hidden_NH.shape)} with weight {tuple(weight_VH.shape)}"
+        raise unsupported("linear_logprob", f"{shapes}, only [N, H] with [V, H]")
     if hidden_NH.dtype != weight_VH.dtype:
         raise unsupported("linear_logprob", f"hidden {hidden_NH.dtype} with weight {weight_VH.dtype}")
     if targets_N.dtype != torch.int64 or targets_N.shape != hidden_NH.shape[:1]:

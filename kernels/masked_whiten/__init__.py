@@ -22,7 +22,7 @@ def masked_whiten(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     Returns f32 of ``x``'s shape. One cell, or all-equal cells, give exactly 0.
     Raises ValueError on CUDA for another dtype, and for a mask that is not bool or has another shape.
     """
-    fast = runs_on_triton("masked_whiten", SINGLE_AND_DOUBLE, x)
+    fast = runs_on_triton("masked_whiten", SINGLE_AND_DOUBLE, x, beside=[mask])
     if mask.dtype != torch.bool or mask.shape != x.shape:
         raise unsupported("masked_whiten", f"a mask {mask.dtype} {tuple(mask.shape)}, only torch.bool {tuple(x.shape)}")
     if not fast:

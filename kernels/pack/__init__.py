@@ -57,4 +57,4 @@ def unpack(packed_T: Tensor, starts_D: Tensor, cu_seqlens: Tensor, *, num_rows: 
 def _checked(tokens: Tensor, starts_D: Tensor, cu_seqlens: Tensor) -> bool:
     if starts_D.dtype != torch.int64 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise unsupported("pack", f"starts {starts_D.dtype} and cu_seqlens {cu_seqlens.dtype}, only i64 and i32 or i64")
-    return runs_on_triton("pack", COPIED, tokens)
+    return runs_on_triton("pack", COPIED, tokens, beside=[starts_D, cu_seqlens])

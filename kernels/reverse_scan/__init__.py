@@ -76,7 +76,7 @@ def gae(
 
 
 def _checked(first_BT: Tensor, second_BT: Tensor, *flags_BT: Tensor) -> bool:
-    fast = runs_on_triton("reverse_scan", SINGLE_AND_DOUBLE, first_BT, second_BT)
+    fast = runs_on_triton("reverse_scan", SINGLE_AND_DOUBLE, first_BT, second_BT, beside=flags_BT)
     shapes = {tuple(x.shape) for x in (first_BT, second_BT, *flags_BT)}
     if len(shapes) > 1 or first_BT.dim() != 2:
         raise unsupported("reverse_scan", f"shapes {sorted(shapes)}, only equal [B, T]")

@@ -21,7 +21,7 @@ def token_loss(inputs: TokenLossInputs, rule: TokenLossRule) -> TokenLossSums:
     """
     tensors = [inputs.logprobs, inputs.old_logprobs, inputs.advantages, inputs.weights]
     tensors += [x for x in (inputs.importance, inputs.ref_logprobs, inputs.entropy) if x is not None]
-    if not runs_on_triton("token_loss", SINGLE, *tensors):
+    if not runs_on_triton("token_loss", SINGLE, *tensors, beside=[inputs.mask]):
         return token_loss_reference(inputs, rule)
     if inputs.mask.dtype != torch.bool:
         raise unsupported("token_loss", f"a mask of {inputs.mask.dtype}, only torch.bool")

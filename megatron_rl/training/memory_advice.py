@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from megatron_rl.config.run import RunConfig
+from megatron_rl.config.tensor_degrees import divisors, training_tensor_degrees
 from megatron_rl.config.training import TrainedRoleConfig
 
 NUM_SETTINGS = 2
@@ -28,10 +29,10 @@ def settings_to_change(config: RunConfig, phase: str, *, alone: bool = False) ->
 
 
 def _alone(config: RunConfig) -> Iterator[str]:
-    yield _micro_batch(config, "actor")
+    yield from _micro_batch(config, "actor")
     yield from _recompute("actor", config.actor)
-    tensor = config.actor.parallel.tensor
-    yield f"actor.parallel.tensor={2 * tensor} (now {tensor}): weights and activations over more ranks"
+    yield from _more_ranks(config)
+    yield from _shorter_samples(config)
 
 
 def _candidates(config: RunConfig, phase: str) -> Iterator[str]:
@@ -39,32 +40,51 @@ def _candidates(config: RunConfig, phase: str) -> Iterator[str]:
     if phase in ("update_actor", "update_critic"):
         assert name is not None
         yield from _sleep(config)
-        yield _micro_batch(config, name)
+        yield from _micro_batch(config, name)
         yield from _recompute(name, _role(config, name))
     elif name is not None:
-        yield _micro_batch(config, name)
+        yield from _micro_batch(config, name)
         yield from _sleep(config)
-    if phase == "update_weights":
+    if phase == "update_weights" and config.weight_sync.budget_mib > 1:
         yield (
             f"weight_sync.budget_mib={max(1, config.weight_sync.budget_mib // 4)} (now {config.weight_sync.budget_mib}): "
             "less staging memory"
         )
     yield from _offload(config)
     yield from _cache(config)
+    yield from _shorter_samples(config)
 
 
 def _role(config: RunConfig, name: str) -> TrainedRoleConfig:
     return config.critic if name == "critic" else config.actor
 
 
-def _micro_batch(config: RunConfig, name: str) -> str:
+def _micro_batch(config: RunConfig, name: str) -> Iterator[str]:
     role = _role(config, name)
     if role.use_dynamic_bsz:
-        longest = config.data.max_prompt_length + config.data.max_response_length
-        now = role.ppo_max_token_len_per_gpu
-        return f"{name}.ppo_max_token_len_per_gpu={max(longest, now // 2)} (now {now}): smaller micro-batches, same result"
-    now = role.ppo_micro_batch_size_per_gpu or 1
-    return f"{name}.ppo_micro_batch_size_per_gpu={max(1, now // 2)} (now {now}): smaller micro-batches, same result"
+        key, now = "ppo_max_token_len_per_gpu", role.ppo_max_token_len_per_gpu
+        least = config.data.max_prompt_length + config.data.max_response_length
+    else:
+        key, now, least = "ppo_micro_batch_size_per_gpu", role.ppo_micro_batch_size_per_gpu or 1, 1
+    if now > least:
+        yield f"{name}.{key}={max(least, now // 2)} (now {now}): smaller micro-batches, same result"
+
+
+def _more_ranks(config: RunConfig) -> Iterator[str]:
+    """The next degrees that the model's shape allows."""
+    now, model = config.actor.parallel, config.model
+    tensor = next((t for t in training_tensor_degrees(model) if t > now.tensor), None)
+    if tensor is not None:
+        yield f"actor.parallel.tensor={tensor} (now {now.tensor}): weights and activations over more ranks"
+    chunks = now.virtual_pipeline or 1
+    pipeline = next((n for n in divisors(model.num_layers // chunks) if n > now.pipeline), None)
+    if pipeline is not None:
+        yield f"actor.parallel.pipeline={pipeline} (now {now.pipeline}): layers over more ranks"
+
+
+def _shorter_samples(config: RunConfig) -> Iterator[str]:
+    now = config.data.max_response_length
+    yield f"data.max_response_length={max(1, now // 2)} (now {now}): shorter samples, another task for the policy"
 
 
 def _recompute(name: str, role: TrainedRoleConfig) -> Iterator[str]:
@@ -99,7 +119,8 @@ def _cache(config: RunConfig) -> Iterator[str]:
     else:
         now = rollout.gpu_memory_utilization
         yield f"rollout.gpu_memory_utilization={now * 0.7:.2g} (now {now:g}): a smaller cache, fewer sequences at a time"
-    yield (
-        f"rollout.max_num_seqs={max(1, rollout.max_num_seqs // 2)} (now {rollout.max_num_seqs}): "
-        "a smaller sampler workspace and smaller CUDA graphs"
-    )
+    if rollout.max_num_seqs > 1:
+        yield (
+            f"rollout.max_num_seqs={rollout.max_num_seqs // 2} (now {rollout.max_num_seqs}): "
+            "a smaller sampler workspace and smaller CUDA graphs"
+        )

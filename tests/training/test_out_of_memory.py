@@ -47,8 +47,20 @@ def test_settings_to_change_of_an_actor_alone_concern_it_alone() -> None:
     settings = settings_to_change(config, "update_actor", alone=True)
     assert [setting.split(" ")[0] for setting in settings] == [
         "actor.ppo_max_token_len_per_gpu=8192",
-        "actor.parallel.tensor=4",
+        "actor.parallel.pipeline=2",
     ]
+
+
+def test_settings_to_change_are_settings_that_work() -> None:
+    """Micro-batches of one sample cannot shrink, two key/value heads allow no more than TP2, four layers no more than PP4."""
+    smallest = ["data.max_prompt_length=16", "data.max_response_length=16", "actor.ppo_max_token_len_per_gpu=32"]
+    full = ["experiment=tiny_cpu", *smallest, "actor.recompute.granularity=full"]
+    alone = settings_to_change(compose([*full, "actor.parallel.pipeline=4"]), "update_actor", alone=True)
+    assert alone == ["data.max_response_length=8 (now 16): shorter samples, another task for the policy"]
+    settings = settings_to_change(compose([*full, "rollout.free_cache_engine=true"]), "update_actor")
+    assert [setting.split("=")[0] for setting in settings] == ["actor.grad_offload", "actor.optimizer_offload"]
+    one = compose(["experiment=tiny_cpu", "weight_sync.budget_mib=1"])
+    assert settings_to_change(one, "update_weights")[0].startswith("actor.grad_offload=true")
 
 
 @pytest.mark.parametrize(
