@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from megatron_rl.runtime.processes import start_ticks
+
 ATTEMPT = "MEGATRON_RL_ATTEMPT"
 """Name of one start of a job; equal on all its ranks and in no other job. May be set by the user under other launchers."""
 
@@ -72,9 +74,7 @@ def _attempt(environ: Mapping[str, str], world_size: int) -> str | None:
 def _parent_start() -> str:
     """Process id and start time of the agent that started the local ranks."""
     parent = os.getppid()
-    stat = Path(f"/proc/{parent}/stat")
-    started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
-    return f"{parent}.{started}"
+    return f"{parent}.{start_ticks(parent) or 0}"
 
 
 def num_visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:

@@ -20,7 +20,7 @@ from typing import IO
 
 from launchers.failure import first_failure
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
-from megatron_rl.runtime.parent_death import end_with_parent
+from megatron_rl.runtime.processes import end_with_parent
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.5

@@ -91,7 +91,7 @@ TORCH_FREE = (
     "megatron_rl/cli/probe.py",
     "megatron_rl/cli/probe_results.py",
     "megatron_rl/cli/worker.py",
-    "megatron_rl/runtime/parent_death.py",
+    "megatron_rl/runtime/processes.py",
     "launchers/",
     "hydra_conf/",
 )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE, STOPPED_MARK
-from megatron_rl.runtime.parent_death import end_with_parent
+from megatron_rl.runtime.processes import end_with_parent
 
 
 def main(argv: list[str]) -> int:

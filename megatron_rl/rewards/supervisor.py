@@ -20,7 +20,7 @@ from megatron_rl.rewards.loading import load_reward
 from megatron_rl.rewards.messages import Outcome, PoolSettings, Ready, Task
 from megatron_rl.rewards.reward import BaseRewardModel
 from megatron_rl.rewards.worker import serve
-from megatron_rl.runtime.parent_death import end_with_parent
+from megatron_rl.runtime.processes import end_with_parent
 
 _ORPHAN_CHECK_S = 1.0
 _SETUP_LIMIT_S = 120.0

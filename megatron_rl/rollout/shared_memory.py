@@ -14,21 +14,13 @@ from contextlib import contextmanager
 from multiprocessing import shared_memory
 from pathlib import Path
 
+from megatron_rl.runtime.processes import start_ticks
+
 SEGMENTS = Path("/dev/shm")
 """Where POSIX shared memory appears as files."""
 
 _PREFIX = "megatron_rl"
 _IDENTITY = re.compile(rf"{_PREFIX}_(?P<user>\d+)_(?P<namespace>\d+)_(?P<pid>\d+)_(?P<started>\d+)_[0-9a-f]+")
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None where it is gone. Tells a process from a reused id."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command name, in parentheses, may hold anything; the fixed fields follow its last parenthesis.
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _namespace() -> int:
@@ -38,7 +30,7 @@ def _namespace() -> int:
 def new_identity() -> str:
     """A name of this process that no other process on this host has or will have."""
     pid = os.getpid()
-    return f"{_PREFIX}_{os.getuid()}_{_namespace()}_{pid}_{_start_ticks(pid)}_{secrets.token_hex(4)}"
+    return f"{_PREFIX}_{os.getuid()}_{_namespace()}_{pid}_{start_ticks(pid)}_{secrets.token_hex(4)}"
 
 
 @contextmanager
@@ -60,7 +52,7 @@ def _is_leftover(name: str) -> bool:
     match = _IDENTITY.match(name)
     if match is None or int(match["user"]) != os.getuid() or int(match["namespace"]) != _namespace():
         return False
-    return _start_ticks(int(match["pid"])) != int(match["started"])
+    return start_ticks(int(match["pid"])) != int(match["started"])
 
 
 def _unlink(names: list[str], folder: Path) -> list[str]:

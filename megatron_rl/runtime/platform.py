@@ -94,4 +94,5 @@ def init_distributed(
     if "WORLD_SIZE" in environ and "RANK" in environ:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
         return
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=device_id)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout, device_id=device_id)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from megatron_rl.runtime.parent_death import end_with_parent
+from megatron_rl.runtime.processes import end_with_parent
 
 EXIT_CODE_REQUEUE = 85
 

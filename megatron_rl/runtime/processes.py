@@ -1,4 +1,4 @@
-"""Ending with the parent process, however that ends. Needs Linux; elsewhere nothing is arranged."""
+"""What Linux knows of processes, and does when they end. Elsewhere nothing is known or arranged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,3 +25,13 @@ def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) ->
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, which tells it from a later one of the same id; None = unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command name, in parentheses, may hold anything; the fixed fields follow its last parenthesis.
+    return int(stat.rpartition(")")[2].split()[19])
