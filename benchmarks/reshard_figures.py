@@ -35,11 +35,6 @@ class Figure:
     """Whether the destination had the right bits afterwards."""
     note: str = ""
 
-    @property
-    def moved_bytes(self) -> int:
-        """Copied or received."""
-        return self.copied_bytes + self.received_bytes
-
     def to_json_object(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

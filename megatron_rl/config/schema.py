@@ -44,11 +44,6 @@ class SchemaKey:
         """Whether any key may follow below (a ``dict`` handed to foreign code)."""
         return typing.get_origin(self.field.annotation) is dict
 
-    @property
-    def is_optional(self) -> bool:
-        """Whether null is a value."""
-        return type(None) in _members(self.field.annotation)
-
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     """Alternatives of a union, or the annotation alone."""

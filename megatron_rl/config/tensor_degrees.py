@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_rl.config.model import ModelConfig
 
-_VOCAB_MULTIPLE = 64
+VOCAB_MULTIPLE = 64
 """The rollout engine pads the vocabulary to a multiple of this, whatever its degree."""
 
 
@@ -22,7 +22,7 @@ def training_tensor_degrees(model: ModelConfig) -> list[int]:
 
 def rollout_tensor_degrees(model: ModelConfig) -> list[int]:
     """Degrees the engine accepts; unlike in training, a key/value head may be held by several ranks."""
-    padded_vocab = -(-model.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    padded_vocab = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     extents = (model.num_attention_heads, model.intermediate_size, padded_vocab)
     key_value_heads = model.num_key_value_heads
     return [

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import lcm
 
+from megatron_rl.config.tensor_degrees import VOCAB_MULTIPLE
 from megatron_rl.parallel.rank_order import RankOrder, axis_sizes, rank_digits, rank_index
 
 AXES = ("tensor", "context", "data", "pipeline")
@@ -219,6 +220,6 @@ def padded_vocab_size(vocab_size: int, tensor: int) -> int:
     The next multiple of 64, as the rollout engine pads, so that equal shards hold equal bytes; where TP does not
     divide that, the next multiple of 64 and TP. Padded rows are zero, are never trained and take no part in any soft-max.
     """
-    multiple = lcm(64, tensor)
-    rounded = -(-vocab_size // 64) * 64
+    multiple = lcm(VOCAB_MULTIPLE, tensor)
+    rounded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return rounded if rounded % tensor == 0 else -(-vocab_size // multiple) * multiple
