@@ -73,7 +73,9 @@ def _spawned(rank: int, arguments: argparse.Namespace, store: str) -> None:
 
 
 def _model(arguments: argparse.Namespace) -> ModelConfig:
-    return compose_run(["experiment=tiny_cpu", f"model={arguments.model}", *arguments.overrides]).model
+    model = compose_run(["experiment=tiny_cpu", f"model={arguments.model}", *arguments.overrides]).model
+    changed = ", ".join(override.removeprefix("model.") for override in arguments.overrides)
+    return model.model_copy(update={"name": f"{model.name} ({changed})"}) if changed else model
 
 
 def _engine_figures(arguments: argparse.Namespace) -> list[Figure]:

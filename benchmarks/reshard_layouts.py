@@ -14,18 +14,17 @@ from torch import Tensor
 from benchmarks.reshard_figures import Figure, Timing, time_runs
 from megatron_rl.config.model import ModelConfig
 from megatron_rl.ops import prepare_strided_copies
-from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout, padded_vocab_size
+from megatron_rl.parallel.layout import ParallelLayout, RolloutLayout
 from megatron_rl.resharding.aliasing import with_aliases
 from megatron_rl.resharding.boxes import Box
 from megatron_rl.resharding.executor import ReshardExecutor, aliased_runs
 from megatron_rl.resharding.fabric import CPU_HOST, H200_NODE, predict_seconds
-from megatron_rl.resharding.megatron_layout import megatron_layout
+from megatron_rl.resharding.placement import placements
 from megatron_rl.resharding.plan import Message, ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.spec import Fragment, LayoutFn
 from megatron_rl.resharding.transports.selection import TransportName
 from megatron_rl.resharding.verify import allocate_buffers, fragment_view, verify_transfer
-from megatron_rl.resharding.vllm_rules import vllm_rules_layout
 from megatron_rl.weights.names import logical_tensors
 
 PAIRS = {
@@ -66,16 +65,16 @@ class Transfer:
     def build(
         cls, model: ModelConfig, pair: str, rank: int, device: torch.device, dtype: torch.dtype, budget_bytes: int
     ) -> Transfer:
-        """Plan it and allocate the buffers; replicas hold equal values."""
+        """Plan it in the rank orders of a run on one node, and allocate the buffers; replicas hold equal values."""
         train, rollout = PAIRS[pair]
-        stored = megatron_layout(model, train, padded_vocab_size(model.vocab_size, train.tensor))
-        wanted = vllm_rules_layout(model, rollout)
+        placed = placements(model, train, rollout, train.world_size)["run"]
+        stored, wanted = placed.source, placed.destination
         plan = plan_reshard(
             logical_tensors(model),
             stored,
             train.ranks,
             wanted,
-            range(rollout.world_size),
+            placed.rollout.ranks,
             itemsize=dtype.itemsize,
             budget_bytes=budget_bytes,
         )

@@ -103,8 +103,8 @@ class StepReport:
             f"{self.num_devices} x {self.device}; {self.samples} samples a step, prompts of {self.prompt_tokens} tokens, "
             f"responses {self.response_law}: {self.tokens_per_step:,.0f} tokens a step. Median (lowest - highest) of "
             f"{self.num_steps} steps: {_spread(self.step_s)} s, of which {_percent(self.other_share)} neither generates nor "
-            f"scores nor trains. Ceilings of this run: {ceilings.matmul_flops_per_s / 1e12:,.0f} TFLOP/s, "
-            f"{ceilings.copy_bytes_per_s / 1e12:.2f} TB/s copied.",
+            f"scores nor trains. Ceilings of this run: {_rate(ceilings.matmul_flops_per_s, 'FLOP/s', 0)}, "
+            f"{_rate(ceilings.copy_bytes_per_s, 'B/s', 2)} copied.",
             "",
             "| phase | seconds | of step | tokens/s | MFU | with recompute | read bandwidth | peak GiB |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -198,6 +198,12 @@ def _row(phase: PhaseFigures) -> str:
 
 def _spread(spread: Spread) -> str:
     return f"{spread.median:.3g} ({spread.low:.3g} - {spread.high:.3g})"
+
+
+def _rate(per_second: float, unit: str, decimals: int) -> str:
+    """In tera, or in giga where that is below one. Example: ``691 TFLOP/s``."""
+    scaled, prefix, places = (per_second / 1e12, "T", decimals) if per_second >= 1e12 else (per_second / 1e9, "G", 1)
+    return f"{scaled:,.{places}f} {prefix}{unit}"
 
 
 def _percent(spread: Spread) -> str:

@@ -83,13 +83,17 @@ def gpu_parts(num_gpus: int) -> list[Part]:
 
 def cpu_parts() -> list[Part]:
     """What a machine without a GPU can measure: planning, exact bytes between gloo ranks, and the tiny model's step."""
+    experts = "model.num_layers=2 model.hidden_size=128 model.vocab_size=4096"
     tiny = "--prompt-tokens 16 --response-tokens 32 --mean-response-tokens 24 --prompts 8"
     return [
         Part(name="planner", title="Planning", commands=("-m benchmarks.planner --out {out}/planner",), stem="planner"),
         Part(
             name="reshard",
             title="Weights between layouts",
-            commands=("-m benchmarks.reshard --model tiny --pairs all --ranks 2 --out {out}/reshard",),
+            commands=(
+                "-m benchmarks.reshard --model tiny --pairs all --ranks 2 --out {out}/reshard",
+                f"-m benchmarks.reshard --model qwen3_30b_a3b --pairs ep2_to_tp2 --ranks 2 --out {{out}}/reshard -- {experts}",
+            ),
             stem="reshard",
         ),
         Part(
