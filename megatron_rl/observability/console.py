@@ -12,6 +12,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("loss", "sft/loss", "7.4f"),
     ("reward", "reward/mean", "7.3f"),
     ("held-out", "val/accuracy/mean", "8.3f"),
+    ("gens", "train/num_gen_batches", "5.0f"),
     ("length", "response_length/mean", "7.1f"),
     ("entropy", "actor/entropy", "7.3f"),
     ("kl", "actor/ppo_kl", "9.1e"),

@@ -54,6 +54,13 @@ LEARNING = PanelGroup(
         ),
         Panel("Cut responses", "share", (("response_length/clip_ratio", "share"),), "< 0.1", zero=True),
         Panel("Groups without signal", "share", (("group/frac_zero_std", "share"),), "< 0.7", zero=True),
+        Panel(
+            "Dynamic sampling",
+            "a step",
+            (("train/num_gen_batches", "gen batches"), ("group/num_filled", "groups filled up")),
+            "none filled up",
+            zero=True,
+        ),
         Panel("Critic: explained variance", "share", (("critic/vf_explained_var", "share"),), "rises above 0.5"),
         Panel("Critic: value loss", "", (("critic/vf_loss", "loss"),), "falls", zero=True),
         Panel(

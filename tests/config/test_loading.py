@@ -114,7 +114,7 @@ def test_compose_rejects_unquoted_list_items() -> None:
 def test_compose_rejects_unknown_choice_listing_the_choices() -> None:
     (problem,) = problems_of("algorithm=grppo")
     assert "did you mean grpo?" in problem
-    assert "dr_grpo, grpo, ppo, reinforce_plus_plus, rloo" in problem
+    assert "dapo, dr_grpo, grpo, ppo, reinforce_plus_plus, rloo" in problem
 
 
 @pytest.mark.parametrize(
