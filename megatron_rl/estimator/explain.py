@@ -52,17 +52,23 @@ def assumption_lines(config: RunConfig, workload: Workload, prices: Prices, pool
         f"{config.algorithm.name}: {', '.join(roles)}; rewards from a function, in the time called other",
         "bf16 weights, nothing overlaps; critic and reference have the actor's layout unless theirs is set",
     ]
-    if config.algorithm.filter_groups.enable:
-        lines.append(
-            "algorithm.filter_groups: a step is counted with one sampling of its prompts; each further gen batch "
-            "(train/num_gen_batches) adds the rollout and scoring of rewards once more"
-        )
+    lines += resampling_lines(config)
     if prices.assumed:
         shown = ", ".join(f"{name} {price:g}" for name, price in prices.by_card.items())
         lines.append(f"placeholder prices in USD per GPU hour ({shown}), not quotes; give price_per_hour")
     nodes = [pool for pool in pools if pool.num_gpus > pool.gpu.gpus_per_node]
     lines += [f"{pool.gpu.name}: nodes of {pool.gpu.gpus_per_node}, {pool.gpu.inter_node.name} between them" for pool in nodes]
     return tuple(lines)
+
+
+def resampling_lines(config: RunConfig) -> tuple[str, ...]:
+    """What the model leaves out where a step samples until enough groups differ."""
+    if not config.algorithm.filter_groups.enable:
+        return ()
+    return (
+        "algorithm.filter_groups: a step samples data.train_batch_size prompts once; what it samples beyond that "
+        "(group/frac_kept) adds as much again to rollout and rewards",
+    )
 
 
 def unused_card_lines(gpu: str, pools: Sequence[Pool]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from megatron_rl.config.run import RunConfig
 from megatron_rl.estimator.catalogue import GIB, find_gpu
 from megatron_rl.estimator.configured_strategy import configured_strategy
+from megatron_rl.estimator.explain import resampling_lines
 from megatron_rl.estimator.ranking import Plan, why_not
 from megatron_rl.estimator.step_time import TimePart
 from megatron_rl.sweep.point_result import PointResult
@@ -60,7 +61,11 @@ def modelled_point(
     step_s = sum(phases.values())
     samples = config.data.train_batch_size * config.rollout.n
     length = (prompt_tokens or config.data.max_prompt_length) + (response_tokens or config.data.max_response_length)
-    doubts = [*([] if strategy.fits else [why_not(Plan((strategy,)))]), *filter(None, [strategy.untrainable])]
+    doubts = [
+        *([] if strategy.fits else [why_not(Plan((strategy,)))]),
+        *filter(None, [strategy.untrainable]),
+        *resampling_lines(config),
+    ]
     return PointResult(
         name=name,
         source="model",

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from megatron_rl.config.errors import ConfigError
+from megatron_rl.config.loading import compose
 from megatron_rl.estimator import CostEstimate, estimate_cost
+from megatron_rl.estimator.explain import resampling_lines
 from megatron_rl.estimator.presets import preset_of_size
 
 GOLDEN = Path(__file__).parent / "golden" / "7b_on_4_a100_40gb.json"
@@ -194,3 +196,9 @@ def test_estimate_cost_rejects(case: str) -> None:
     fields: dict[str, object] = {"model_size": "7B", "gpu_type": "H200", "num_gpus": 4, "batch_size": 32}
     with pytest.raises(ConfigError, match=message):
         estimate_cost(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_resampling_lines_say_what_is_left_out_where_steps_sample_again() -> None:
+    assert resampling_lines(compose(["algorithm=grpo"])) == ()
+    (line,) = resampling_lines(compose(["algorithm=dapo"]))
+    assert "adds as much again to rollout and rewards" in line
