@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 
 class InterruptFlag:
-    """Listens for SIGTERM and SIGUSR1 while it is entered; ranks agree on it once a step."""
+    """Listens for SIGTERM and SIGUSR1 while it is entered; ranks agree on it at step boundaries and between gen batches."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

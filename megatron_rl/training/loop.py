@@ -15,6 +15,7 @@ from megatron_rl.training.callbacks import TrainerCallback
 from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.ppo_trainer import PpoTrainer, StepResult
 from megatron_rl.training.run_state import RunState, saves_after
+from megatron_rl.training.sampled_step import SamplingInterruptedError
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
@@ -80,10 +81,18 @@ class TrainingLoop:
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Take steps; returns the last one taken and whether a signal ended the loop."""
-        step = start
+        state, step = self._parts.state, start
         while step < self._total_steps:
+            before = state.position()
+            try:
+                interrupted = self._one_step(step + 1)
+            except SamplingInterruptedError:
+                # Nothing has been learned yet: as if the signal had come before the step.
+                with self._parts.phases("abandon"):
+                    state.rewind(before)
+                self._save(step)
+                return step, True
             step += 1
-            interrupted = self._one_step(step)
             if interrupted:
                 return step, True
         return step, False
@@ -95,8 +104,7 @@ class TrainingLoop:
             self._check_replicas(step)
             interrupted = parts.interrupt.any_rank()
             if saves_after(step, self._total_steps, save_freq=self._config.save_freq, interrupted=interrupted):
-                with parts.phases("save_checkpoint"):
-                    parts.state.save(step)
+                self._save(step)
         metrics = merge([result.metrics, parts.phases.flush()])
         if self._tests(step, last):
             with parts.phases("testing"):
@@ -104,6 +112,10 @@ class TrainingLoop:
             metrics = {**metrics, **parts.phases.flush()}
         self._report(step, result, metrics)
         return interrupted and not last
+
+    def _save(self, step: int) -> None:
+        with self._parts.phases("save_checkpoint"):
+            self._parts.state.save(step)
 
     def _check_replicas(self, step: int) -> None:
         """Stop where ranks that must hold equal weights have drifted apart."""

@@ -41,6 +41,7 @@ PHASE_NEEDS: Mapping[str, Needs] = {
     "update_critic": Needs(frozenset({"critic parameters", "critic gradients", "critic optimizer"})),
     "update_actor": Needs(frozenset({"actor gradients", "actor optimizer"})),
     "update_weights": Needs(engine=frozenset({"weights"})),
+    "abandon": Needs(),
     "resume": Needs(),
     "actor state": Needs(frozenset({"actor optimizer"}), engine=None),
     "critic state": Needs(frozenset({"critic parameters", "critic optimizer"}), engine=None),

@@ -129,6 +129,7 @@ def _build(
     peaks = PhaseMemory(gauge_of(job.platform.device))
     phases = build_step_phases(job, advisor, memory, [peaks])
     kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
+    interrupt = InterruptFlag(job.host_group)
     trainer = PpoTrainer(
         sampler=StepSampler(
             generator=rollout.generator,
@@ -137,6 +138,7 @@ def _build(
             filter_groups=config.algorithm.filter_groups,
             num_groups=config.data.train_batch_size,
             phases=phases,
+            interrupted=interrupt.any_rank,
             say=job.say,
         ),
         weight_sync=build_weight_sync(job, roles.actor.role, rollout.engine, plan),
@@ -173,7 +175,7 @@ def _build(
         throughput=ThroughputMeter(config.model, job.world_size, job.platform.peak_flops_per_s),
         callbacks=_callbacks(job, roles.trained, peaks),
         phases=phases,
-        interrupt=InterruptFlag(job.host_group),
+        interrupt=interrupt,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron_rl.algorithms.kl import KlController
 from megatron_rl.config.training import TrainerConfig
@@ -47,12 +48,7 @@ class RunState:
 
     def save(self, step: int) -> Path:
         """Write a complete checkpoint; it counts only once its manifest is there. Enters collectives."""
-        extra = {
-            "step": step,
-            "stream": self.stream.state_dict(),
-            "kl_controller": self.kl_controller.state_dict(),
-            "rng": rng_state(),
-        }
+        extra = {"step": step, "kl_controller": self.kl_controller.state_dict(), **self.position()}
         return self.store.save(step, self.roles, extra, prepare=self._prepare)
 
     def resume(self) -> int:
@@ -61,10 +57,18 @@ class RunState:
         if folder is None:
             return 0
         extra = self.store.load(folder, self.roles, prepare=self._prepare)
-        self.stream.load_state_dict(extra["stream"])
         self.kl_controller.load_state_dict(extra["kl_controller"])
-        set_rng_state(extra["rng"])
+        self.rewind(extra)
         return int(extra["step"])
+
+    def position(self) -> dict[str, Any]:
+        """All that sampling moves: the place in the data and the generators."""
+        return {"stream": self.stream.state_dict(), "rng": rng_state()}
+
+    def rewind(self, position: dict[str, Any]) -> None:
+        """Go back to what :meth:`position` gave."""
+        self.stream.load_state_dict(position["stream"])
+        set_rng_state(position["rng"])
 
     def _prepare(self, role_name: str) -> None:
         self.memory.enter(f"{role_name} state")

@@ -26,6 +26,10 @@ _NEWS_EVERY = 10
 """Gen batches of one step between two messages that sampling goes on."""
 
 
+class SamplingInterruptedError(Exception):
+    """A signal came before the step had enough groups; raised on every rank, the weights being as they were."""
+
+
 @dataclass(frozen=True)
 class SampledGroups:
     """Prompts with their answers and rewards; row ``b`` answers ``prompts.prompts[rollouts.group_ids_B[b]]``."""
@@ -95,15 +99,20 @@ class StepSampler:
         filter_groups: FilterGroupsConfig,
         num_groups: int,
         phases: StepPhases,
+        interrupted: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        """Train on ``num_groups`` groups a step (``data.train_batch_size``); tell ``say`` when sampling takes long."""
+        """Train on ``num_groups`` groups a step (``data.train_batch_size``).
+
+        ``interrupted`` is asked on all ranks before each further gen batch; ``say`` is told when sampling takes long.
+        """
         self._generator = generator
         self._sampling = sampling
         self._scorer = scorer
         self._filter = filter_groups
         self._num_groups = num_groups
         self._phases = phases
+        self._interrupted = interrupted
         self._say = say
 
     def sample(self, step: int, next_prompts: Callable[[], PromptBatch], policy_version: int) -> tuple[SampledStep, Metrics]:
@@ -114,12 +123,15 @@ class StepSampler:
             next_prompts: gives the prompts of the next gen batch.
             policy_version: the weights to sample from.
 
+        Raises SamplingInterruptedError where a signal came and the gen batches so far are not enough.
         Collectives: those of generator and scorer, all ranks.
         """
         batches: list[SampledGroups] = []
         metrics: list[Metrics] = []
         differs_G: list[bool] = []
         while not self._enough(batches, differs_G):
+            if batches and self._interrupted():
+                raise SamplingInterruptedError
             batch, found = self._gen_batch(step, next_prompts(), policy_version, first_index=len(differs_G))
             batches.append(batch)
             metrics.append(found)

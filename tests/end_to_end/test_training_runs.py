@@ -132,14 +132,14 @@ def _records(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_signal_to_one_rank_saves_at_the_step_boundary_of_all(algorithm: str, runs, endings) -> None:
+@pytest.mark.parametrize(("algorithm", "last_step"), [("grpo", 4), ("ppo", 5)], ids=["abandons_sampling", "finishes_the_step"])
+def test_signal_to_one_rank_saves_at_the_step_boundary_of_all(algorithm: str, last_step: int, runs, endings) -> None:
     assert [rank[f"{algorithm}_stopped"].code for rank in endings] == [EXIT_CODE_REQUEUE] * 2
     records = _records(runs[f"{algorithm}_stopped"])
-    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
+    assert [record["step"] for record in records] == list(range(1, last_step + 1))
     checkpoints = runs[f"{algorithm}_stopped"].config.trainer
     folder = Path(checkpoints.output_dir) / checkpoints.project_name / checkpoints.experiment_name / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["step_00000005", "step_00000010"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [f"step_{last_step:08d}", "step_00000010"]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

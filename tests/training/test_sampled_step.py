@@ -12,7 +12,7 @@ import torch
 
 from megatron_rl.config.algorithm import FilterGroupsConfig
 from megatron_rl.rollout.sampling import SamplingSettings
-from megatron_rl.training.sampled_step import SampledStep, StepSampler
+from megatron_rl.training.sampled_step import SampledStep, SamplingInterruptedError, StepSampler
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, to_floats
@@ -63,7 +63,9 @@ class Answer:
     said: list[str]
 
 
-def _sample(groups: list[tuple[float, float]], batch_size: int, num_groups: int, **rule: Any) -> Answer:
+def _sample(
+    groups: list[tuple[float, float]], batch_size: int, num_groups: int, interrupted: bool = False, **rule: Any
+) -> Answer:
     """One step over endless prompts whose rewards are ``groups``, again and again."""
     numbers = count()
 
@@ -82,6 +84,7 @@ def _sample(groups: list[tuple[float, float]], batch_size: int, num_groups: int,
         filter_groups=FilterGroupsConfig(**rule),
         num_groups=num_groups,
         phases=lambda phase: nullcontext(),  # type: ignore[arg-type]
+        interrupted=lambda: interrupted,
         say=said.append,
     )
     step, metrics = sampler.sample(7, next_prompts, policy_version=3)
@@ -143,3 +146,9 @@ def test_sample_says_when_it_takes_long() -> None:
     assert len(found.calls) == 25
     assert [text.split(",")[0] for text in found.said] == ["step 7: 10 gen batches so far", "step 7: 20 gen batches so far"]
     assert "max_num_gen_batches=0 never ends that" in found.said[0]
+
+
+def test_sample_gives_up_when_interrupted_before_it_has_enough() -> None:
+    with pytest.raises(SamplingInterruptedError):
+        _sample([WRONG, MIXED], 1, 1, interrupted=True, enable=True)
+    assert _sample([MIXED, WRONG], 1, 1, interrupted=True, enable=True).calls == [(7, 0)]
