@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -29,6 +28,8 @@ class Command:
     """Whether its arguments are configuration overrides."""
     usage: str = "[key=value ...]"
     """Its arguments where they are none."""
+    help_text: str = ""
+    """``module:NAME`` of a text with every key of its own, which ``--help`` shows instead of ``usage``."""
     options: tuple[tuple[str, str], ...] = ()
     """Words of its own beside the overrides, each with what it does."""
     plain_overrides: str = ""
@@ -71,25 +72,25 @@ COMMANDS = {
         "megatron_rl.cli.estimate:run",
         "memory, time and money of a run, before it runs",
         takes_overrides=False,
-        usage="model=PRESET gpu=CARD num_gpus=N [key=value ...] [--json]; without arguments: every key",
+        help_text="megatron_rl.cli.estimate:USAGE",
     ),
     "sweep": Command(
         "megatron_rl.cli.sweep:run",
         "run a scaling curve or a grid, each point its own run",
         takes_overrides=False,
-        usage="scaling|grid|results|--config FILE [key=value ...] [--dry-run]; without arguments: every key",
+        help_text="megatron_rl.cli.sweep:USAGE",
     ),
     "probe": Command(
         "megatron_rl.cli.probe:run",
         "try a few steps: memory, time, cost, verdict",
         takes_overrides=False,
-        usage="num_train_steps=100 [key=value ...]; without arguments: every key",
+        help_text="megatron_rl.cli.probe:USAGE",
     ),
     "plan": Command(
         "megatron_rl.cli.plan:run",
         "bytes, rounds and seconds of a weight transfer, before it runs",
         takes_overrides=False,
-        usage="model=PRESET train.KEY=N rollout.KEY=N [--json]; --grid: many pairs; without arguments: every key",
+        help_text="megatron_rl.cli.plan:USAGE",
     ),
     "env": Command(
         "megatron_rl.cli.env:run",
@@ -135,16 +136,16 @@ def _run(command: Command, arguments: list[str]) -> int:
     try:
         if command.takes_overrides and _asks_for_config(arguments):
             return _show_config(command, arguments)
-        return int(_function(command.target)(arguments))
+        return int(_named(command.target)(arguments))
     except ConfigError as failure:
         print(failure.report(), file=sys.stderr)
         return EXIT_USAGE
 
 
-def _function(target: str) -> Callable[[list[str]], Any]:
+def _named(target: str) -> Any:
+    """What ``module:name`` names."""
     module, _, name = target.partition(":")
-    function: Callable[[list[str]], Any] = getattr(import_module(module), name)
-    return function
+    return getattr(import_module(module), name)
 
 
 def _asks_for_config(arguments: list[str]) -> bool:
@@ -167,7 +168,7 @@ def _show_config(command: Command, arguments: list[str]) -> int:
     if kinds != ["job"]:
         raise ConfigError([f"--cfg {' '.join(kinds)}: the only choice is --cfg job, the resolved configuration"])
     if command.plain_overrides:
-        overrides = _function(command.plain_overrides)(overrides)
+        overrides = _named(command.plain_overrides)(overrides)
     print(to_yaml(compose_run(overrides)), end="")
     return 0
 
@@ -197,6 +198,8 @@ def _overview() -> str:
 def _command_help(name: str) -> str:
     command = COMMANDS[name]
     lines = [f"megatron-rl {name}: {command.summary}", ""]
+    if command.help_text:
+        return "\n".join([*lines, _named(command.help_text)])
     if not command.takes_overrides:
         return "\n".join([*lines, f"usage: megatron-rl {name} {command.usage}"])
     from megatron_rl.config.loading import group_choices

@@ -16,7 +16,7 @@ from launchers.sweep_plan import Host, PlannedPoint, SweepPlan, plan_sweep
 from launchers.sweep_points import ALIASES, split_values
 from launchers.sweep_spec import SweepSpec, read_content, spec_keys, spec_of
 from megatron_rl.cli.compose import compose_run
-from megatron_rl.cli.own_keys import split_own_keys
+from megatron_rl.cli.own_keys import split_own_keys, take_option
 from megatron_rl.cli.sweep_slurm import require_scripts, submit_point
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.spelling import nearest_choice
@@ -28,10 +28,12 @@ usage: megatron-rl sweep scaling gpus=1,2,4 [mode=strong|weak] [key=value ...]
        megatron-rl sweep results SWEEP_DIR
 
   name                folder of the sweep below trainer.output_dir
+  gpus_per_node       a point with more GPUs takes several nodes (one node; 8 under Slurm)
   warmup_steps        first steps that no statistic counts (1)
   price_per_hour      USD per GPU hour, for the cost columns
   retry=true          run failed points again; finished ones are never run twice
   estimate=true       model output for every point on gpu=CARD; those beyond this host are only modelled
+  prompt_tokens, response_tokens   mean lengths that the model assumes (as measured, else the maxima)
   --dry-run           show the points and stop
 
 Every configuration key works as in train; a grid varies those with several values. rollout.batch_size means
@@ -62,23 +64,6 @@ def run(argv: list[str]) -> int:
         advice = f"did you mean {close}?" if close else "choose scaling, grid, results or --config FILE"
         raise ConfigError([f"sweep {kind}: no such kind of sweep; {advice}"])
     return _run(spec_of(typed_content(kind, rest)), dry_run)
-
-
-def take_option(option: str, argv: Sequence[str], wanted: str) -> tuple[str | None, list[str]]:
-    """The value of ``--option VALUE`` or ``--option=VALUE``, None where it is absent, and the other arguments.
-
-    Raises:
-        ConfigError: the option without a value, saying what is ``wanted``.
-    """
-    for index, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name != option:
-            continue
-        taken = argv[index + 1 : index + 2] if not equals else [value]
-        if not taken or not taken[0]:
-            raise ConfigError([f"{option}: name {wanted}"])
-        return taken[0], [*argv[:index], *argv[index + (1 if equals else 2) :]]
-    return None, list(argv)
 
 
 def run_sweep_file(path: Path, extra_overrides: Sequence[str] = (), dry_run: bool = False) -> int:

@@ -22,6 +22,12 @@ def test_main_helps_with_every_command(name: str, capsys) -> None:
     assert COMMANDS[name].summary in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("name", "key"), [("estimate", "device_map"), ("sweep", "retry"), ("probe", "max_hours")])
+def test_main_helps_with_every_own_key(name: str, key: str, capsys) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"  {key}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_points_at_a_function(name: str) -> None:
     """Read from source, so that no command has to be imported."""
