@@ -50,6 +50,9 @@ def main() -> int:
             finished = True
     except OutOfTimeError:
         print("out of time; what follows is what there is", flush=True)
+    finally:
+        if torch.distributed.is_initialized():  # by a peer that knows vocabularies cut over ranks only
+            torch.distributed.destroy_process_group()
     return _report(bench, checks, chosen.out, time.monotonic() - started, finished)
 
 
