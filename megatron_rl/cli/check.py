@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import cast, get_args
 
 from launchers.environment import num_visible_gpus
 from megatron_rl.cli.compose import compose_run
+from megatron_rl.cli.own_keys import take_task
 from megatron_rl.config.batch_arithmetic import batch_arithmetic
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.layout_rules import layout_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.validate import notes, validate
-from megatron_rl.config.world import Task, ranks_per_node
+from megatron_rl.config.world import ranks_per_node
 from megatron_rl.estimator.memory_part import PhaseMemory
 from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
 from megatron_rl.resharding.placement import placement_summary, run_placements
@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
     Raises:
         ConfigError: every problem at once.
     """
-    task, overrides = _split_task(argv)
+    task, overrides = take_task(argv)
     config = compose_run(overrides)
     gpus = num_visible_gpus(os.environ) if config.trainer.device != "cpu" else 0
     on_gpu = config.trainer.device == "cuda" or gpus > 0 or config.launcher.gpu_memory_gib is not None
@@ -55,14 +55,6 @@ def run(argv: list[str]) -> int:
     for note in notes(config) if task == "train" else ():
         print(f"note: {note}")
     return 0
-
-
-def _split_task(argv: list[str]) -> tuple[Task, list[str]]:
-    named = [argument.removeprefix("--task=") for argument in argv if argument.startswith("--task=")]
-    task = named[-1] if named else "train"
-    if task not in get_args(Task):
-        raise ConfigError([f"--task={task}: no such task; tasks are {', '.join(get_args(Task))}"])
-    return cast(Task, task), [argument for argument in argv if not argument.startswith("--task=")]
 
 
 def _rendered_shard(config: RunConfig, known: list[str]) -> tuple[str, list[str]]:

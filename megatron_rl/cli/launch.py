@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast, get_args
 
 from launchers.batch_file import BatchFile
 from launchers.job import JobSpec
@@ -13,15 +12,14 @@ from launchers.slurm_client import client_problem
 from launchers.submit import launch_task, resolve_world
 from launchers.torchrun import torchrun_command
 from megatron_rl.cli.compose import compose_run
-from megatron_rl.cli.own_keys import split_own_keys
-from megatron_rl.cli.sweep import CONFIG, DRY_RUN, run_sweep_file, take_option
+from megatron_rl.cli.own_keys import TASK, split_own_keys, take_option, take_task
+from megatron_rl.cli.sweep import CONFIG, DRY_RUN, run_sweep_file
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.config.world import Task, for_cluster_nodes
 
-TASK = "--task"
 SHORTHANDS = {"nodes": "trainer.nnodes", "gpus_per_node": "trainer.n_gpus_per_node"}
 """Names accepted here for the keys behind them."""
 
@@ -35,7 +33,7 @@ def run(argv: list[str]) -> int:
     sweep_file, argv = take_option(CONFIG, argv, "a sweep file, for example --config sweep.yaml")
     if sweep_file is not None:
         return run_sweep_file(Path(sweep_file), [word for word in argv if word != DRY_RUN], dry_run=DRY_RUN in argv)
-    task, argv = _task(argv)
+    task, argv = take_task(argv)
     dry_run = DRY_RUN in argv
     overrides = plain_overrides([word for word in argv if word != DRY_RUN])
     config = compose_run(overrides)
@@ -59,15 +57,6 @@ def plain_overrides(argv: list[str]) -> list[str]:
         raise ConfigError(problems)
     sizes, overrides = split_own_keys(argv, SHORTHANDS)
     return [*overrides, *(f"{SHORTHANDS[key]}={value}" for key, value in sizes.items())]
-
-
-def _task(argv: list[str]) -> tuple[Task, list[str]]:
-    """The task of ``--task``, and the other arguments."""
-    named, rest = take_option(TASK, argv, "a task, for example --task=sft")
-    task = named or "train"
-    if task not in get_args(Task):
-        raise ConfigError([f"{TASK}={task}: no such task; tasks are {', '.join(get_args(Task))}"])
-    return cast(Task, task), rest
 
 
 def _submit(task: Task, config: RunConfig, overrides: list[str], dry_run: bool) -> int:

@@ -1,13 +1,17 @@
-"""A command's own keys, told apart from the configuration's on one command line."""
+"""A command's own keys and options, told apart from the configuration's on one command line."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import cast, get_args
 
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.loading import group_choices
 from megatron_rl.config.schema import all_keys
 from megatron_rl.config.spelling import nearest_choice, nearest_key
+from megatron_rl.config.world import Task
+
+TASK = "--task"
 
 
 def split_own_keys(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
@@ -32,3 +36,33 @@ def split_own_keys(arguments: Sequence[str], own: Collection[str]) -> tuple[dict
     if problems:
         raise ConfigError(problems)
     return found, rest
+
+
+def take_option(option: str, argv: Sequence[str], wanted: str) -> tuple[str | None, list[str]]:
+    """The value of ``--option VALUE`` or ``--option=VALUE``, None where it is absent, and the other arguments.
+
+    Raises:
+        ConfigError: the option without a value, saying what is ``wanted``.
+    """
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name != option:
+            continue
+        taken = argv[index + 1 : index + 2] if not equals else [value]
+        if not taken or not taken[0]:
+            raise ConfigError([f"{option}: name {wanted}"])
+        return taken[0], [*argv[:index], *argv[index + (1 if equals else 2) :]]
+    return None, list(argv)
+
+
+def take_task(argv: Sequence[str]) -> tuple[Task, list[str]]:
+    """The task of ``--task``, train without it, and the other arguments.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    named, rest = take_option(TASK, argv, "a task, for example --task=sft")
+    task = named or "train"
+    if task not in get_args(Task):
+        raise ConfigError([f"{TASK}={task}: no such task; tasks are {', '.join(get_args(Task))}"])
+    return cast(Task, task), rest
