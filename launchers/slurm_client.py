@@ -79,6 +79,16 @@ def submit(script: Path, folder: Path) -> str:
     return found[1]
 
 
+def jobs_of_script(script: Path) -> list[str]:
+    """This user's jobs in the queue that were submitted from ``script``; empty where Slurm does not say."""
+    try:
+        answer = _run("squeue", "--me", "--noheader", "--format=%i|%o")
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line.partition("|") for line in answer.stdout.splitlines()]
+    return [job_id for job_id, _, command in lines if command.strip() == str(script)]
+
+
 HOPELESS = {
     "PartitionNodeLimit": "trainer.nnodes, launcher.partition",
     "PartitionTimeLimit": "launcher.time_limit, launcher.partition",

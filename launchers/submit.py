@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from launchers.slurm import srun_command
 from launchers.slurm_client import node_names
 from launchers.slurm_rank import NEEDS
 from launchers.slurm_step import SlurmStep
+from launchers.sole_writer import sole_writer
 from launchers.supervise import run_supervised
 from launchers.torchrun import torchrun_command
 from megatron_rl.config.errors import ConfigError
@@ -114,16 +116,23 @@ def _require_free_port(port: int | None) -> None:
 def _start_here(task: str, config: RunConfig, module: str) -> int:
     port = config.launcher.master_port
     _require_free_port(port)
-    run_dir = create_run_folder(config)
-    job = _job(task, config, module, run_dir, port)
-    print(f"{task}: {job.ranks_per_node} ranks, run folder {run_dir}", flush=True)
-    return run_supervised(torchrun_command(job), _environment(config, run_dir.name), job.logs_dir)
+    with sole_writer(task, config):
+        run_dir = create_run_folder(config)
+        job = _job(task, config, module, run_dir, port)
+        print(f"{task}: {job.ranks_per_node} ranks, run folder {run_dir}", flush=True)
+        return run_supervised(torchrun_command(job), _environment(config, run_dir.name), job.logs_dir)
 
 
 def _start_node(task: str, config: RunConfig, module: str) -> int:
-    """One machine of several, each running this command: node 0 makes the run folder and tells the others."""
-    host, port, node_rank = _node_place(config)
+    """One machine of several, each running this command; node 0 answers for the experiment's folder."""
+    place = _node_place(config)
     config = config.model_copy(update={"launcher": config.launcher.model_copy(update={"node_rank": None})})  # one for all
+    with sole_writer(task, config) if place[2] == 0 else nullcontext():
+        return _run_node(task, config, module, *place)
+
+
+def _run_node(task: str, config: RunConfig, module: str, host: str, port: int, node_rank: int) -> int:
+    """Node 0 makes the run folder and tells the others."""
     patience_s, nodes = float(config.launcher.rendezvous_timeout_s), config.trainer.nnodes
     try:
         if node_rank == 0:

@@ -78,12 +78,14 @@ def run_supervised(
             preexec_fn=partial(_prepare_child, os.getpid(), chosen.orphaned),
         )
         assert child.stdout is not None
-        with _forwarding(child, chosen):
+        with _forwarding(child, chosen) as received:
             tail = _copy(child, child.stdout, log, chosen)
             code = child.wait()
     if code == 0:
         return EXIT_CODE_REQUEUE if mark.exists() else 0
     code, why = chosen.explain(code, tail)
+    if code == 128 + signal.SIGTERM and received[:1] in ([signal.SIGINT], [signal.SIGTERM]):
+        code, why = 128 + received[0], f"the ranks were not ready for {received[0].name} yet and ended without saving"
     if why:
         print(why, file=sys.stderr, flush=True)
     return code
@@ -96,22 +98,22 @@ def _prepare_child(parent_pid: int, orphaned: signal.Signals) -> None:
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[bytes], starter: RankStarter) -> Iterator[None]:
-    counts = dict.fromkeys(FORWARDED, 0)
+def _forwarding(child: subprocess.Popen[bytes], starter: RankStarter) -> Iterator[list[signal.Signals]]:
+    """Yields the signals received so far, which grows."""
+    received: list[signal.Signals] = []
     over = threading.Event()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        received = signal.Signals(number)
-        counts[received] += 1
-        if sum(counts.values()) == 1:
-            _announce(received)
-            _tell(child, starter, signal.SIGTERM if received == signal.SIGINT else received, over)
-        elif received == signal.SIGINT:
-            (child.terminate if counts[signal.SIGINT] <= 2 else child.kill)()
+        received.append(signal.Signals(number))
+        if len(received) == 1:
+            _announce(received[0])
+            _tell(child, starter, signal.SIGTERM if number == signal.SIGINT else received[0], over)
+        elif number == signal.SIGINT:
+            (child.terminate if received.count(signal.SIGINT) <= 2 else child.kill)()
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        yield
+        yield received
     finally:
         over.set()
         for number, handler in previous.items():

@@ -10,7 +10,16 @@ from typing import Literal
 
 from launchers.failure import failure_line
 from launchers.sweep_plan import PlannedPoint, SweepPlan
-from launchers.sweep_state import PointRecord, State, newest_attempt, settled, stale_problems, write_manifest, write_record
+from launchers.sweep_state import (
+    PointRecord,
+    State,
+    newest_attempt,
+    read_record,
+    settled,
+    stale_problems,
+    write_manifest,
+    write_record,
+)
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.rank_contract import EXIT_CODE_REQUEUE
 
@@ -81,13 +90,16 @@ def _announced(decision: Decision, planned: PlannedPoint) -> str:
 
 def _run_point(folder: Path, planned: PlannedPoint, start: Start) -> int | None:
     name, overrides = planned.point.name, list(planned.point.overrides)
+    earlier = read_record(folder, name)
     write_record(folder, name, PointRecord(state="started", overrides=overrides))
     before, began = newest_attempt(folder / name), time.monotonic()
     try:
         started = start(planned)
     except ConfigError as failure:
         print(failure.report(), flush=True)
-        write_record(folder, name, PointRecord(state="failed", overrides=overrides, reason="; ".join(failure.problems)))
+        failed = PointRecord(state="failed", overrides=overrides, reason="; ".join(failure.problems))
+        submitted = earlier if earlier is not None and earlier.state == "submitted" else None
+        write_record(folder, name, submitted or failed)
         return None
     attempt = newest_attempt(folder / name)
     run_dir = attempt if attempt != before else None

@@ -129,6 +129,17 @@ def test_preempted_training_saves_and_comes_back(cluster: Cluster, assets: Path,
 
 def test_cancelled_job_saves_and_its_dependent_goes_on(cluster: Cluster, assets: Path, tmp_path: Path) -> None:
     run = two_nodes(cluster, assets, tmp_path, "chain")
+    command = (
+        "megatron-rl",
+        "launch",
+        "launcher=slurm",
+        "--task=sft",
+        "nodes=2",
+        "gpus_per_node=2",
+        *settings(assets, "chain"),
+    )
+    twice = cluster.run(*command, cwd=tmp_path)
+    assert twice.returncode == 2 and f"job {run.job} is this run already" in twice.stderr, twice.stderr
     after = f"launcher.sbatch_options=['--dependency=afterany:{run.job}']"
     follower = two_nodes(cluster, assets, tmp_path, "chain", after)
     run.wait_for_step(2)

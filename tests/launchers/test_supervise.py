@@ -24,6 +24,13 @@ def test_run_supervised_turns_a_signal_into_128_and_its_number(tmp_path) -> None
     assert run_supervised(python("import os; os.kill(os.getpid(), 9)"), os.environ, tmp_path) == 137
 
 
+def test_run_supervised_says_when_ranks_could_not_save(tmp_path, capfd) -> None:
+    """Ctrl-C while they load: no traceback, no rank to blame, and the code of an interruption."""
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"
+    assert run_supervised(python(code), os.environ, tmp_path) == 130
+    assert "the ranks were not ready for SIGINT yet and ended without saving" in capfd.readouterr().err
+
+
 def test_run_supervised_copies_output_to_console_and_log(tmp_path, capfdbinary) -> None:
     run_supervised(python("import sys; print('out'); print('err', file=sys.stderr)"), os.environ, tmp_path)
     assert sorted(capfdbinary.readouterr().out.split()) == [b"err", b"out"]

@@ -134,10 +134,29 @@ def test_sweep_submits_one_job_a_point(slurm: Path, tmp_path: Path, capsys: pyte
     assert len((slurm / "submitted").read_text().splitlines()) == 2, "submitted twice"
 
 
+def test_sweep_keeps_a_waiting_job_that_is_submitted_again(slurm: Path, tmp_path: Path) -> None:
+    command = [*COMMAND[:2], "gpus=4", *COMMAND[3:], f"trainer.output_dir={tmp_path}"]
+    (slurm / "queue").write_text("PENDING\n")
+    assert main(command) == 0
+    (slurm / "queue").write_text(f"4001|{tmp_path}/scaling_strong/gpus_4/slurm/train.sbatch\n")
+    main([*command, "retry=true"])
+    record = read_record(tmp_path / "scaling_strong", "gpus_4")
+    assert record is not None and (record.state, record.job_id) == ("submitted", "4001")
+
+
 def test_sweep_dry_run_shows_every_script(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, f"trainer.output_dir={tmp_path}", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("#SBATCH --job-name=scaling_strong-gpus_") == 2
     assert not (slurm / "submitted").exists() and not (tmp_path / "scaling_strong").exists()
+
+
+def test_launch_rejects_a_run_that_is_in_the_queue(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = f"trainer.output_dir={tmp_path}"
+    words = ["launch", "launcher=slurm", "launcher.requeue=false", "experiment=tiny_cpu", "gpus_per_node=2", output]
+    (slurm / "queue").write_text(f"16|/elsewhere/train.sbatch\n17|{tmp_path}/megatron_rl/tiny_cpu/slurm/train.sbatch\n")
+    assert main(words) == 2
+    assert "job 17 is this run already" in capsys.readouterr().err and not (slurm / "submitted").exists()
+    assert main([*words, "launcher.sbatch_options=['--dependency=afterany:17']"]) == 0
 
 
 def test_sweep_rejects_a_machine_without_sbatch(
