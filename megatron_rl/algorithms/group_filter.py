@@ -35,10 +35,18 @@ def differing_groups(metric: GroupMetric, rewards_B: Tensor, group_ids_B: Tensor
 def choose_groups(differs_G: Sequence[bool], num_groups: int) -> list[int]:
     """Ids of the first ``num_groups`` groups that differ, ascending; too few are filled up with the first that do not.
 
-    So a step has its full size whatever was sampled. A group that does not differ has advantage 0 under every group
-    estimator and adds nothing but its tokens to the loss's denominator.
+    So a step has its full size whatever was sampled. A group of equal rewards has advantage 0 under every group estimator
+    and adds nothing but its tokens to the loss's denominator.
     """
     assert len(differs_G) >= num_groups
-    chosen = list(islice((group for group, differs in enumerate(differs_G) if differs), num_groups))
-    others = (group for group, differs in enumerate(differs_G) if not differs)
-    return sorted([*chosen, *islice(others, num_groups - len(chosen))])
+    chosen, others = _first(differs_G, True, num_groups), _first(differs_G, False, num_groups)
+    return sorted([*chosen, *others[: num_groups - len(chosen)]])
+
+
+def candidate_groups(differs_G: Sequence[bool], num_groups: int) -> list[int]:
+    """Ids, ascending, of all groups that :func:`choose_groups` may still choose, whatever is sampled behind them."""
+    return sorted([*_first(differs_G, True, num_groups), *_first(differs_G, False, num_groups)])
+
+
+def _first(differs_G: Sequence[bool], wanted: bool, count: int) -> list[int]:
+    return list(islice((group for group, differs in enumerate(differs_G) if differs == wanted), count))

@@ -44,7 +44,7 @@ RULES: tuple[HealthRule, ...] = (
         "group/num_filled",
         1,
         3,
-        "the step's last gen batch came before enough groups differed, so groups without a gradient fill the batch up: raise "
+        "the step's last gen batch came before enough groups differed, so groups that do not fill the batch up: raise "
         "algorithm.filter_groups.max_num_gen_batches or data.gen_batch_size, or choose easier or harder prompts",
     ),
     HealthRule(

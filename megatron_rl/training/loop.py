@@ -15,8 +15,8 @@ from megatron_rl.training.callbacks import TrainerCallback
 from megatron_rl.training.interrupt import InterruptFlag
 from megatron_rl.training.ppo_trainer import PpoTrainer, StepResult
 from megatron_rl.training.run_state import RunState, saves_after
-from megatron_rl.training.sampled_step import SamplingInterruptedError
 from megatron_rl.training.step_phases import StepPhases
+from megatron_rl.training.step_sampler import SamplingInterruptedError
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator
 from megatron_rl.types.metrics import Metric, Metrics, merge
@@ -128,7 +128,8 @@ class TrainingLoop:
     def _report(self, step: int, result: StepResult, metrics: Metrics) -> None:
         parts = self._parts
         extra = [callback.on_step_end(step, result) for callback in parts.callbacks]
-        metrics = merge([metrics, parts.throughput.metrics(result.rollouts, result.trained_B, metrics), *extra])
+        trained_lengths = result.rollouts.lengths_B[result.trained_B].tolist()
+        metrics = merge([metrics, parts.throughput.metrics(result.sampled_tokens, trained_lengths, metrics), *extra])
         if "val/step" not in metrics:
             metrics = {**metrics, **self._before_training}
         self._before_training = {}

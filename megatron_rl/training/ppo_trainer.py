@@ -9,9 +9,9 @@ from torch import Tensor
 
 from megatron_rl.training.experience import ExperienceBuilder
 from megatron_rl.training.roles import Actor, Critic
-from megatron_rl.training.sampled_step import StepSampler
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_phases import StepPhases
+from megatron_rl.training.step_sampler import SampledTokens, StepSampler
 from megatron_rl.training.weight_sync import WeightSync
 from megatron_rl.types.batches import Experience, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metrics, merge
@@ -19,7 +19,7 @@ from megatron_rl.types.metrics import Metrics, merge
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step leaves behind: all that it sampled, and which samples it trained on."""
+    """What one step leaves behind: the samples it trained on, and with dynamic sampling some that it did not."""
 
     metrics: Metrics
     prompts: PromptBatch
@@ -27,6 +27,8 @@ class StepResult:
     scored: ScoredRollouts
     trained_B: Tensor
     """bool, samples that the update saw; all of them unless ``algorithm.filter_groups`` is on."""
+    sampled_tokens: SampledTokens
+    """Of all that was sampled, also where it is not kept here."""
 
 
 class PpoTrainer:
@@ -67,8 +69,8 @@ class PpoTrainer:
         with self._phases("update_weights"):
             sync_metrics = self.weight_sync.push(version=step)
         metrics = merge([sampling_metrics, experience_metrics, update_metrics, sync_metrics])
-        everything = sampled.all
-        return StepResult(metrics, everything.prompts, everything.rollouts, everything.scored, sampled.trained_B)
+        kept = sampled.kept
+        return StepResult(metrics, kept.prompts, kept.rollouts, kept.scored, sampled.trained_B, sampled.tokens)
 
     def _update(self, step: int, experience: Experience) -> Metrics:
         seed = self._seed + 1_000_003 * step

@@ -38,10 +38,10 @@ from megatron_rl.training.ppo_trainer import PpoTrainer
 from megatron_rl.training.role_assembly import build_roles
 from megatron_rl.training.rollout_assembly import RolloutSide, build_rollout_side, place_roles
 from megatron_rl.training.run_state import RunState
-from megatron_rl.training.sampled_step import StepSampler
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.send_recv_report import SendRecvReport
 from megatron_rl.training.step_phases import build_step_phases
+from megatron_rl.training.step_sampler import StepSampler
 from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
 from megatron_rl.training.throughput_metrics import ThroughputMeter
 from megatron_rl.training.validation import Validator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_rl.algorithms.group_filter import choose_groups, differing_groups
+from megatron_rl.algorithms.group_filter import candidate_groups, choose_groups, differing_groups
 
 GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 
@@ -37,3 +37,13 @@ def test_differing_groups_matches_hand_computed(metric, rewards, counted, differ
 )
 def test_choose_groups_matches_hand_computed(differs, chosen) -> None:
     assert choose_groups([bool(d) for d in differs], 2) == chosen
+
+
+def test_candidate_groups_are_enough_to_choose_from() -> None:
+    whole = [bool(int(digit)) for digit in "0001011011"]
+    assert candidate_groups(whole, 2) == [0, 1, 3, 5]
+    for cut in range(2, len(whole)):
+        kept = candidate_groups(whole[:cut], 2)
+        rest = [*kept, *range(cut, len(whole))]
+        chosen = choose_groups([whole[group] for group in rest], 2)
+        assert [rest[i] for i in chosen] == choose_groups(whole, 2)

@@ -12,8 +12,8 @@ import torch
 
 from megatron_rl.config.algorithm import FilterGroupsConfig
 from megatron_rl.rollout.sampling import SamplingSettings
-from megatron_rl.training.sampled_step import SampledStep, SamplingInterruptedError, StepSampler
 from megatron_rl.training.scoring import ScoredRollouts
+from megatron_rl.training.step_sampler import SampledStep, SampledTokens, SamplingInterruptedError, StepSampler
 from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, to_floats
 
@@ -98,7 +98,7 @@ def _uids(prompts: PromptBatch) -> list[str]:
 def test_sample_without_filter_takes_one_batch_as_it_is() -> None:
     found = _sample([WRONG, MIXED], 2, 2)
     assert found.calls == [(7, 0)]
-    assert found.step.trained is found.step.all
+    assert found.step.trained is found.step.kept
     assert found.step.trained_B.all()
     assert "group/frac_kept" not in found.metrics and "train/num_gen_batches" not in found.metrics
     assert found.metrics["group/frac_zero_std"] == 0.5
@@ -114,15 +114,18 @@ def test_sample_goes_on_until_enough_groups_differ() -> None:
     assert trained.rollouts.tokens_BS.shape[1] == 1 + 4, "cut to the longest that is left"
     assert trained.rollouts.group_ids_B.tolist() == [0, 0, 1, 1]
     assert trained.scored.rewards_B.tolist() == [0.0, 1.0, 0.0, 1.0]
-    assert _uids(found.step.all.prompts) == [f"p{i}" for i in range(6)]
-    assert found.step.trained_B.tolist() == [False, False, True, True, False, False, True, True] + [False] * 4
+    assert _uids(found.step.kept.prompts) == ["p0", "p1", "p2", "p3"], "and some to be read"
+    assert found.step.trained_B.tolist() == [False, False, True, True, False, False, True, True]
 
 
 def test_sample_reports_all_samples() -> None:
-    metrics = _sample([WRONG, MIXED, WRONG, WRONG, MIXED, MIXED], 3, 2, enable=True).metrics
-    assert metrics["reward/mean"] == 3 / 12
-    assert metrics["reward/std"] == pytest.approx((1 / 4 * 3 / 4) ** 0.5)
-    assert metrics["group/frac_zero_std"] == 3 / 6
+    found = _sample([WRONG, MIXED, WRONG, WRONG, WRONG, MIXED], 3, 2, enable=True)
+    metrics = found.metrics
+    assert len(found.step.kept.prompts.prompts) == 4, "two groups are dropped, and yet:"
+    assert found.step.tokens == SampledTokens(prompt=N * 6, response=N * sum(range(1, 7)))
+    assert metrics["reward/mean"] == pytest.approx(2 / 12)
+    assert metrics["reward/std"] == pytest.approx((1 / 6 * 5 / 6) ** 0.5)
+    assert metrics["group/frac_zero_std"] == 4 / 6
     assert metrics["group/frac_kept"] == 2 / 6
     assert metrics["group/num_filled"] == 0
     assert metrics["train/num_gen_batches"] == 2
