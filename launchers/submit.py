@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -146,17 +147,7 @@ def _run_node(task: str, config: RunConfig, module: str, host: str, port: int, n
         raise
     except ValueError as failure:
         raise ConfigError([str(failure)]) from None
-    job = JobSpec(
-        task=task,
-        run_dir=run_dir,
-        ranks_per_node=config.trainer.n_gpus_per_node or 1,
-        module=module,
-        master_addr=host,
-        master_port=port,
-        nodes=nodes,
-        node_rank=node_rank,
-        max_restarts=config.launcher.max_restarts,
-    )
+    job = replace(_job(task, config, module, run_dir, port), master_addr=host, nodes=nodes, node_rank=node_rank)
     print(f"{task}: node {node_rank} of {nodes}, {job.ranks_per_node} ranks each, run folder {run_dir}", flush=True)
     return run_supervised(torchrun_command(job), _environment(config, run_dir.name), job.logs_dir)
 
