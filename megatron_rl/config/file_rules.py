@@ -31,6 +31,7 @@ def file_problems(config: RunConfig, task: Task) -> Iterator[str]:
         problem = reward_problem(config.reward)
         if problem:
             yield problem
+    yield from _name_problems(config)
     yield from _output_problems(config)
 
 
@@ -103,6 +104,14 @@ def _missing_files(key: str, files: list[str]) -> Iterator[str]:
 
 def _names_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def _name_problems(config: RunConfig) -> Iterator[str]:
+    """Project and experiment are one folder each, so that runs are found where they are looked for."""
+    names = {"trainer.project_name": config.trainer.project_name, "trainer.experiment_name": config.trainer.experiment_name}
+    for key, name in names.items():
+        if name in ("", ".", "..") or "/" in name:
+            yield f'{key}="{name}": must be the name of one folder, without a slash; trainer.output_dir says where it is'
 
 
 def _output_problems(config: RunConfig) -> Iterator[str]:

@@ -51,6 +51,9 @@ def _slurm_problems(config: RunConfig, task: Task) -> Iterator[str]:
             f"trainer.save_freq={trainer.save_freq}: a job that goes back to the queue needs a checkpoint to go on from; set "
             "trainer.save_freq, or launcher.requeue=false"
         )
+    for option in launcher.sbatch_options:
+        if not option.startswith("-"):
+            yield f"launcher.sbatch_options: {option} is no option of sbatch; they begin with a dash, as in --exclusive"
     if launcher.time_limit is None:
         return
     try:

@@ -22,6 +22,16 @@ class BrokenConfig:
 
 
 BROKEN = {
+    "experiment_is_a_path": BrokenConfig(
+        (*GRPO, "trainer.experiment_name=../mine"), 'trainer.experiment_name="../mine": must be the name of one folder'
+    ),
+    "project_is_empty": BrokenConfig(
+        (*GRPO, "trainer.project_name=''"), 'trainer.project_name="": must be the name of one folder'
+    ),
+    "sbatch_option_without_dash": BrokenConfig(
+        (*GRPO, "launcher=slurm", "launcher.requeue=false", "launcher.sbatch_options=[exclusive]"),
+        "launcher.sbatch_options: exclusive is no option of sbatch",
+    ),
     "actor_tensor": BrokenConfig((*GRPO, "actor.parallel.tensor=4"), "actor.parallel.tensor=4 does not divide the heads"),
     "critic_tensor": BrokenConfig((*PPO, "critic.parallel.tensor=4"), "critic.parallel.tensor=4 does not divide the heads"),
     "ref_tensor": BrokenConfig(
