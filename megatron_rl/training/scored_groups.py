@@ -16,7 +16,7 @@ from megatron_rl.algorithms.group_stats import group_stats
 from megatron_rl.config.algorithm import GroupMetric
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.types.batches import PromptBatch, RolloutBatch
-from megatron_rl.types.metrics import Metric, Metrics
+from megatron_rl.types.metrics import Metric, Metrics, spread
 from megatron_rl.types.rollout_rows import join_rollouts, rows_of_groups, take_groups
 
 
@@ -51,15 +51,10 @@ class GroupRewards:
     def metrics(self) -> Metrics:
         """``reward/...`` over valid samples and the share of groups without signal."""
         stats = group_stats(self.rewards_B, self.group_ids_B, self.counted_B)
-        metrics = {"group/frac_zero_std": Metric(stats.zero_variance_frac)}
         valid = self.rewards_B[self.valid_B]
+        metrics = {"group/frac_zero_std": Metric(stats.zero_variance_frac), **spread("reward", valid)}
         if valid.numel():
-            metrics |= {
-                "reward/mean": Metric(float(valid.mean()), weight=float(valid.numel())),
-                "reward/std": Metric(float(valid.std(correction=0))),
-                "reward/max": Metric(float(valid.max()), "max"),
-                "reward/min": Metric(float(valid.min()), "min"),
-            }
+            metrics["reward/std"] = Metric(float(valid.std(correction=0)))
         return metrics
 
 
