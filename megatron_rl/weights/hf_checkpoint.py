@@ -20,6 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints store and every model recomputes."""
+_WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
+"""As safetensors spells them; anything else is quantised."""
 _COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -40,14 +42,14 @@ def load_hf_checkpoint(
 ) -> None:
     """Fill this rank's parameters from the checkpoint in ``folder``, reading only the boxes in ``fragments``.
 
-    ``tensors``: all of the model; every rank checks all names and shapes, so that all stop together. Values are cast to
+    ``tensors``: all of the model; every rank checks all names, shapes and dtypes, so that all stop together. Values are cast to
     each parameter's dtype; padded rows are left as they are. Raises ValueError naming the tensors that are missing,
-    unexpected or of another shape, before anything is written.
+    unexpected, of another shape or quantised, before anything is written.
     """
     files = checkpoint_files(folder)
     _check_names(folder, tensors, files)
     for file, held in _by_file(tensors, lambda tensor: files[tensor.name]):
-        _check_shapes(file, {tensor.name: tensor.shape for tensor in held})
+        _check_headers(file, {tensor.name: tensor.shape for tensor in held})
     for file, wanted in _by_file(fragments, lambda fragment: files[fragment.tensor]):
         _read_file(file, wanted, parameters)
 
@@ -124,7 +126,7 @@ def verify_hf_checkpoint(folder: Path, tensors: Sequence[LogicalTensor]) -> None
                 if name in found:
                     raise ValueError(f"{name!r} is in both {found[name]} and {file.name}")
                 found[name] = file.name
-        _check_shapes(file, {name: expected[name] for name, where in found.items() if where == file.name and name in expected})
+        _check_headers(file, {name: expected[name] for name, where in found.items() if where == file.name and name in expected})
     indexed = {name: file.name for name, file in checkpoint_files(folder).items()}
     if indexed != found:
         raise ValueError(f"{_INDEX} and the files disagree on {sorted(set(indexed.items()) ^ set(found.items()))[:5]}")
@@ -151,12 +153,18 @@ def _check_names(folder: Path, tensors: Sequence[LogicalTensor], files: Mapping[
         )
 
 
-def _check_shapes(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_headers(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     with safe_open(file, "pt") as opened:
         for name, shape in shapes.items():
-            stored = tuple(opened.get_slice(name).get_shape())
+            piece = opened.get_slice(name)
+            stored = tuple(piece.get_shape())
             if stored != shape:
                 raise ValueError(f"{file}: {name!r} has shape {stored}, the model needs {shape}")
+            if piece.get_dtype() not in _WEIGHT_DTYPES:
+                raise ValueError(
+                    f"{file}: {name!r} is stored as {piece.get_dtype()}, weights must be one of {', '.join(_WEIGHT_DTYPES)}; "
+                    "dequantise the checkpoint first"
+                )
 
 
 def _read_file(file: Path, fragments: Iterable[Fragment], parameters: Mapping[str, Tensor]) -> None:

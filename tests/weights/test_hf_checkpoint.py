@@ -85,6 +85,15 @@ def test_load_hf_checkpoint_rejects_other_shape(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
+@pytest.mark.parametrize(("dtype", "named"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_load_hf_checkpoint_rejects_quantised_weights(tmp_path: Path, dtype: torch.dtype, named: str) -> None:
+    """Whole numbers of the right shape would load as weights without their scales."""
+    name = "model.layers.2.mlp.up_proj.weight"
+    _write(tmp_path, _values() | {name: torch.ones(24, 16).to(dtype)}, 1 << 30)
+    with pytest.raises(ValueError, match=rf"up_proj\.weight' is stored as {named}, weights must be one of BF16, .*dequantise"):
+        _load(tmp_path)
+
+
 def test_load_hf_checkpoint_rejects_absent_file(tmp_path: Path) -> None:
     _write(tmp_path, _values())
     victim = sorted(tmp_path.glob("*.safetensors"))[1]
