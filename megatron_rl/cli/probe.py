@@ -109,7 +109,20 @@ def plan_probe(argv: Sequence[str]) -> Probe:
         **_schedule_of(whole, total_steps),
     }
     config = compose_run([*overrides, *(f"{key}={value}" for key, value in own.items())])
-    return Probe(spec, config, total_steps)
+    probe = Probe(spec, config, total_steps)
+    _require_room_for_a_measurement(probe.measurements)
+    return probe
+
+
+def _require_room_for_a_measurement(path: Path) -> None:
+    """Raise ConfigError where the file that the measurement goes to holds something else or cannot be written."""
+    if path.exists():
+        from megatron_rl.estimator.measurements import read_records
+
+        read_records(path)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError([f"measurements={path}: cannot write in {folder}"])
 
 
 def _schedule_of(whole: RunConfig, total_steps: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from megatron_rl.config.atomic_files import write_atomically
 from megatron_rl.config.base import Section
@@ -89,9 +90,16 @@ def read_records(path: Path) -> tuple[Measurement, ...]:
         return _RECORDS.validate_json(path.read_text())
     except FileNotFoundError:
         raise ConfigError([f"measurements={path}: no such file"]) from None
+    except (OSError, UnicodeDecodeError) as failure:
+        raise ConfigError([f"measurements={path}: cannot read it: {failure}"]) from None
     except ValidationError as failure:
-        problems = [f"measurements={path}: record {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in failure.errors()]
-        raise ConfigError(problems) from None
+        raise ConfigError([f"measurements={path}: {_record_problem(error)}" for error in failure.errors()]) from None
+
+
+def _record_problem(error: ErrorDetails) -> str:
+    if not error["loc"]:
+        return f"no list of records as megatron-rl probe writes it: {error['msg']}"
+    return f"record {'.'.join(map(str, error['loc']))}: {error['msg']}"
 
 
 def append_measurement(path: Path, record: Measurement) -> None:
