@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = "train|reward|val|response_length|prompt_length|response|batch|rollout|group|training|rollout_corr|actor|critic|perf|sync|sft"
+FAMILIES = (
+    "train|reward|val|response_length|prompt_length|response|batch|rollout|group|training|rollout_corr|actor|critic|perf"
+    "|sync|sft"
+)
 LITERAL = re.compile(rf'"((?:{FAMILIES})/[A-Za-z0-9_/]+)"\s*:|\["((?:{FAMILIES})/[A-Za-z0-9_/]+)"\] =')
 PHASE = re.compile(r'(?:timers|phases)\("([a-z_]+)"\)')
 
