@@ -21,8 +21,9 @@ from megatron_rl.rollout.outputs import PackedCompletions
 from megatron_rl.rollout.prompt_distribution import distribute_prompts
 from megatron_rl.rollout.response_metrics import imbalance_metrics, response_metrics
 from megatron_rl.rollout.sampling import SamplingSettings, request_seed
-from megatron_rl.types.batches import PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metrics
+from megatron_rl.types.prompts import PromptBatch
 
 _LOG = logging.getLogger(__name__)
 

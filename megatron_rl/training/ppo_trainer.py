@@ -13,8 +13,9 @@ from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_phases import StepPhases
 from megatron_rl.training.step_sampler import SampledTokens, StepSampler
 from megatron_rl.training.weight_sync import WeightSync
-from megatron_rl.types.batches import Experience, PromptBatch, RolloutBatch
+from megatron_rl.types.batches import Experience, RolloutBatch
 from megatron_rl.types.metrics import Metrics, merge
+from megatron_rl.types.prompts import PromptBatch
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from megatron_rl.algorithms.group_filter import differing_groups
 from megatron_rl.algorithms.group_stats import group_stats
 from megatron_rl.config.algorithm import GroupMetric
 from megatron_rl.training.scoring import ScoredRollouts
-from megatron_rl.types.batches import PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, spread
+from megatron_rl.types.prompts import PromptBatch
 from megatron_rl.types.rollout_rows import join_rollouts, rows_of_groups, take_groups
 
 

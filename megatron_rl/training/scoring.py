@@ -13,8 +13,9 @@ from megatron_rl.data.tokenizer import Tokenizer
 from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.rewards.reward import RewardResult, RewardSample
 from megatron_rl.rewards.sandbox import RewardPool
-from megatron_rl.types.batches import PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metrics, merge
+from megatron_rl.types.prompts import PromptBatch
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.scored_groups import GroupRewards, ScoredGroups
 from megatron_rl.training.scoring import RewardScorer
 from megatron_rl.training.step_phases import StepPhases
-from megatron_rl.types.batches import PromptBatch
 from megatron_rl.types.metrics import Metric, Metrics, merge
+from megatron_rl.types.prompts import PromptBatch
 from megatron_rl.types.rollout_rows import rows_of_groups
 
 _NEWS_EVERY = 10

@@ -10,8 +10,8 @@ from megatron_rl.algorithms.pass_at_k import RIGHT_ABOVE, pass_at_k, powers_of_t
 from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.scoring import RewardScorer
-from megatron_rl.types.batches import PromptBatch
 from megatron_rl.types.metrics import Metric, Metrics
+from megatron_rl.types.prompts import PromptBatch
 
 
 class Validator:

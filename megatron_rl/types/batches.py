@@ -19,9 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from megatron_rl.types.prompts import Prompt as Prompt
-from megatron_rl.types.prompts import PromptBatch as PromptBatch
-
 FinishReason = Literal["stop", "length", "abort"]
 
 

@@ -19,8 +19,9 @@ from megatron_rl.training.megatron_role import MegatronRole
 from megatron_rl.training.model_loading import build_actor
 from megatron_rl.training.rollout_assembly import build_rollout_side, place_roles
 from megatron_rl.training.sync_assembly import build_weight_sync, plan_weight_sync, weights_to_share
-from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metrics
+from megatron_rl.types.prompts import Prompt, PromptBatch
 from tests.end_to_end.policies import reference_logprobs
 
 PROMPTS = PromptBatch(

@@ -9,8 +9,9 @@ import torch
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.rollout_assembly import RolloutSide
 from megatron_rl.training.scoring import ScoredRollouts
-from megatron_rl.types.batches import PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metrics
+from megatron_rl.types.prompts import PromptBatch
 
 NUM_PROMPTS, SAMPLES_PER_PROMPT, WIDTH, VOCAB_SIZE = 4, 4, 26, 251
 

@@ -26,7 +26,7 @@ from megatron_rl.rollout.generator import RolloutGenerator
 from megatron_rl.rollout.outputs import Completion
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.rollout.vllm_engine import EngineSpec, VllmEngine, probe_engine
-from megatron_rl.types.batches import Prompt, PromptBatch
+from megatron_rl.types.prompts import Prompt, PromptBatch
 
 VOCAB = 251
 """Odd: no tensor-parallel degree and no padding multiple divides it."""

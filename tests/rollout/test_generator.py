@@ -14,9 +14,10 @@ from megatron_rl.rollout.engine import RolloutEngine
 from megatron_rl.rollout.generator import RolloutGenerator, to_rollout_batch
 from megatron_rl.rollout.outputs import Completion, PackedCompletions
 from megatron_rl.rollout.sampling import SamplingSettings, request_seed
-from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.masks import response_mask
 from megatron_rl.types.metrics import to_floats
+from megatron_rl.types.prompts import Prompt, PromptBatch
 from tests.rollout.counting_engine import CountingEngine
 from tests.support.distributed import run_distributed
 

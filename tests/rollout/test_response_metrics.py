@@ -7,8 +7,9 @@ import pytest
 from megatron_rl.rollout.generator import to_rollout_batch
 from megatron_rl.rollout.outputs import Completion, PackedCompletions
 from megatron_rl.rollout.response_metrics import imbalance_metrics, response_metrics
-from megatron_rl.types.batches import FinishReason, Prompt, PromptBatch, RolloutBatch
+from megatron_rl.types.batches import FinishReason, RolloutBatch
 from megatron_rl.types.metrics import to_floats
+from megatron_rl.types.prompts import Prompt, PromptBatch
 
 
 def _batch(*responses: tuple[int, FinishReason]) -> RolloutBatch:

@@ -14,8 +14,9 @@ from megatron_rl.config.algorithm import FilterGroupsConfig
 from megatron_rl.rollout.sampling import SamplingSettings
 from megatron_rl.training.scoring import ScoredRollouts
 from megatron_rl.training.step_sampler import SampledStep, SampledTokens, SamplingInterruptedError, StepSampler
-from megatron_rl.types.batches import Prompt, PromptBatch, RolloutBatch
+from megatron_rl.types.batches import RolloutBatch
 from megatron_rl.types.metrics import Metric, Metrics, to_floats
+from megatron_rl.types.prompts import Prompt, PromptBatch
 
 N = 2
 MIXED, RIGHT, WRONG = (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
