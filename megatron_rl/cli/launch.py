@@ -17,7 +17,6 @@ from megatron_rl.cli.sweep import CONFIG, DRY_RUN, run_sweep_file
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
-from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.config.world import Task, for_cluster_nodes
 
 SHORTHANDS = {"nodes": "trainer.nnodes", "gpus_per_node": "trainer.n_gpus_per_node"}
@@ -46,16 +45,7 @@ def run(argv: list[str]) -> int:
 
 def plain_overrides(argv: list[str]) -> list[str]:
     """Overrides with the shorthands written out. Raises ConfigError for options and keys that do not exist."""
-    options = (DRY_RUN, TASK, CONFIG, "--cfg", "--help")
-    problems = []
-    for word in argv:
-        if word.startswith("-"):
-            close = nearest_choice(word.partition("=")[0], options)
-            advice = f"did you mean {close}?" if close else f"options are {', '.join(options)}"
-            problems.append(f"{word}: no such option; {advice}")
-    if problems:
-        raise ConfigError(problems)
-    sizes, overrides = split_own_keys(argv, SHORTHANDS)
+    sizes, overrides = split_own_keys(argv, SHORTHANDS, (DRY_RUN, TASK, CONFIG, "--cfg", "--help"))
     return [*overrides, *(f"{SHORTHANDS[key]}={value}" for key, value in sizes.items())]
 
 

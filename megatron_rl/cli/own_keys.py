@@ -14,19 +14,30 @@ from megatron_rl.config.world import Task
 TASK = "--task"
 
 
-def split_own_keys(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def split_own_keys(
+    arguments: Sequence[str], own: Collection[str], options: Collection[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """Values of the command's own keys, and everything else as it was typed.
 
     Dotted keys and groups are left to the configuration's own check, which explains what is wrong with them.
 
+    Args:
+        arguments: what was typed, the command's options already taken out.
+        own: the command's own keys.
+        options: its options, to be named where a word looks like one.
+
     Raises:
-        ConfigError: every key without a dot that is neither, with the nearest one.
+        ConfigError: every key without a dot that is neither, and every word that looks like an option, with the nearest one.
     """
     groups, found, rest, problems = group_choices(), {}, [], []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key in own and equals:
             found[key] = value
+        elif key.startswith("-") and options:
+            close = nearest_choice(key, (*options, *own))
+            advice = f"did you mean {close}?" if close else f"options are {', '.join(options)}"
+            problems.append(f"{key}: no such option; {advice}")
         elif equals and "." not in key and key.lstrip("+~") not in groups:
             close = nearest_choice(key, (*own, *groups)) or nearest_key(key, all_keys())
             advice = f"did you mean {close}?" if close else f"the command's own keys are {', '.join(own)}"

@@ -84,7 +84,7 @@ def run_sweep_file(path: Path, extra_overrides: Sequence[str] = (), dry_run: boo
 
 def typed_content(kind: str, arguments: Sequence[str]) -> dict[str, Any]:
     """A command line as the content of a sweep file. Raises ConfigError for keys that are neither's."""
-    own, rest = split_own_keys(arguments, [key for key in spec_keys() if key not in _NOT_TYPED])
+    own, rest = split_own_keys(arguments, [key for key in spec_keys() if key not in _NOT_TYPED], (DRY_RUN, CONFIG))
     content: dict[str, Any] = {"kind": kind, "parameters": {}, "overrides": []}
     content |= {key: _own_value(key, value) for key, value in own.items()}
     for argument in rest:
