@@ -13,8 +13,9 @@ from megatron_rl.config.layout_rules import layout_problems
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.validate import notes, validate
 from megatron_rl.config.world import ranks_per_node
+from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.memory_part import PhaseMemory
-from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
+from megatron_rl.estimator.rank_memory import memory_table, rank_memory
 from megatron_rl.resharding.placement import placement_summary, run_placements
 
 _DATA_KEYS = ("data.", "model.path", "model.tokenizer", "model.chat_template")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_rl.config.run import RunConfig
-from megatron_rl.estimator.catalogue import GIB as GIB
-from megatron_rl.estimator.catalogue import Gpu
+from megatron_rl.estimator.catalogue import GIB, Gpu
 from megatron_rl.estimator.coefficients import process_memory
 from megatron_rl.estimator.configured import deployment_of
 from megatron_rl.estimator.fitted import fitted_coefficients

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from megatron_rl.config.loading import compose
+from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.configured import SEQUENCE_LEVEL_LOSSES
 from megatron_rl.estimator.memory_part import PhaseMemory
 from megatron_rl.estimator.parameters import total_parameters
-from megatron_rl.estimator.rank_memory import GIB, memory_table, rank_memory
+from megatron_rl.estimator.rank_memory import memory_table, rank_memory
 
 
 def phases_of(*overrides: str, world: int = 1) -> dict[str, PhaseMemory]:
