@@ -18,7 +18,7 @@ def estimate_cost(
     epochs: int = 1,
     *,
     algorithm: str = "ppo",
-    dataset_size: int = 10_000,
+    dataset_size: int | None = None,
     prompt_tokens: int = 512,
     response_tokens: int = 512,
     samples_per_prompt: int | None = None,
@@ -36,7 +36,7 @@ def estimate_cost(
         batch_size: prompts of one step.
         epochs: passes over the prompts.
         algorithm: preset (``algorithm=``): ``ppo`` with a critic, ``grpo`` without.
-        dataset_size: prompts.
+        dataset_size: prompts; None = 10,000, or one batch where that is more.
         prompt_tokens: of every prompt.
         response_tokens: of every response, so an upper bound where answers end early.
         samples_per_prompt: None = the algorithm's own, 1 for PPO and 8 for GRPO.

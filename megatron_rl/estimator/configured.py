@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_rl.config.run import RunConfig
-from megatron_rl.config.training import ActorConfig, OptimConfig, TrainedRoleConfig
+from megatron_rl.config.training import SEQUENCE_LEVEL_LOSSES, ActorConfig, OptimConfig, TrainedRoleConfig
 from megatron_rl.config.world import max_model_len
 from megatron_rl.estimator.catalogue import GIB
 from megatron_rl.estimator.deployment import Deployment, EngineSetup, Residency, RoleName, RoleSetup
@@ -13,9 +13,6 @@ from megatron_rl.estimator.engine_memory import workspace_bytes
 from megatron_rl.estimator.parameters import engine_parameters
 from megatron_rl.parallel.from_config import role_layout
 from megatron_rl.parallel.layout import ParallelLayout
-
-SEQUENCE_LEVEL_LOSSES = ("gspo", "geo_mean")
-"""Policy losses whose tokens depend on each other; those of ``algorithms.policy_loss``, which a test compares."""
 
 MASTER_REMAINDER_BYTES = 2
 """Per 16-bit weight: what Transformer Engine's Adam keeps of an f32 master copy beside the weight itself."""

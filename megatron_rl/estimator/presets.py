@@ -7,7 +7,7 @@ from functools import cache
 from math import log
 
 from megatron_rl.config.errors import ConfigError
-from megatron_rl.config.loading import compose
+from megatron_rl.config.loading import compose, group_choices
 from megatron_rl.config.model import ModelConfig
 
 PRESET_OF_SIZE = {
@@ -36,7 +36,7 @@ def preset_of_size(size: str) -> str:
     """
     text = str(size).replace(" ", "").rpartition("/")[2].lower()
     preset = PRESET_OF_SIZE.get(text, re.sub(r"[-.]", "_", text))
-    if preset in PRESET_OF_SIZE.values():
+    if preset in group_choices()["model"]:
         return preset
     close = _nearest_size(text)
     advice = f" (did you mean {close.upper()}?)" if close else ""

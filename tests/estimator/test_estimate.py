@@ -122,9 +122,22 @@ def test_estimate_says_when_no_role_is_on_the_card() -> None:
     assert "no role is on gpu=H200: device_map names H100-80GB" in found.assumptions
 
 
-@pytest.mark.parametrize("name", ["7b", "qwen2_7b", "Qwen/Qwen2-7B", "7 B"])
-def test_preset_of_size_reads_sizes_and_names(name: str) -> None:
-    assert preset_of_size(name) == "qwen2_7b"
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("7b", "qwen2_7b"),
+        ("7 B", "qwen2_7b"),
+        ("qwen2_7b", "qwen2_7b"),
+        ("Qwen/Qwen2-7B", "qwen2_7b"),
+        ("Llama3-8B", "llama3_8b"),
+    ],
+)
+def test_preset_of_size_reads_sizes_and_names(name: str, preset: str) -> None:
+    assert preset_of_size(name) == preset
+
+
+def test_estimate_takes_a_batch_beyond_the_assumed_data_set() -> None:
+    assert estimate_cost("1.5B", "H200", 8, 20_000).steps_per_epoch == 1
 
 
 def test_estimate_counts_cards_by_role() -> None:
