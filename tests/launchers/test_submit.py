@@ -69,7 +69,7 @@ def test_launch_task_lets_ranks_save_when_signalled(number: signal.Signals, tmp_
 
 
 def test_ranks_of_an_outside_torchrun_share_the_folder_of_rank_0(tmp_path) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path}")
     job = start("train", tmp_path, prefix=torchrun)
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output

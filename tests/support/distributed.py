@@ -11,14 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["torch", "torch.distributed", "megatron_rl.types.batches", "megatron_rl.training.megatron_role"]
+_PRELOAD = "tests.support.loaded_megatron"
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(_PRELOAD)
+_context.set_forkserver_preload([_PRELOAD])
 
 
 def preload_engine() -> None:
     """Fork ranks from a process that has loaded vLLM too; to be called before the first of them."""
-    _context.set_forkserver_preload([*_PRELOAD, "tests.support.loaded_engine"])
+    _context.set_forkserver_preload([_PRELOAD, "tests.support.loaded_engine"])
 
 
 def _child(fn: Callable[..., Any], rank: int, world_size: int, store: str, args: tuple[Any, ...], answers: Any) -> None:

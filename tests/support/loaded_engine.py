@@ -14,4 +14,4 @@ with quick_imports(), preserved_process_settings():
     import vllm.v1.engine.llm_engine
     import vllm.v1.executor.uniproc_executor
     import vllm.v1.worker.cpu_worker  # noqa: F401
-gc.freeze()  # forked ranks share the pages as long as nothing visits the objects
+gc.freeze()  # see loaded_megatron
