@@ -152,9 +152,6 @@ POLICY_LOSSES: dict[str, Callable[[PolicyLossInputs], PolicyLossTerms]] = {
 }
 """Names of ``actor.policy_loss``."""
 
-SEQUENCE_LEVEL = frozenset({"gspo", "geo_mean"})
-"""Those whose token terms depend on the other tokens of the sample."""
-
 
 def _clipped_surrogate(inputs: PolicyLossInputs, ratio: Tensor, clip_c: float | None) -> PolicyLossTerms:
     advantages = inputs.clean_advantages

@@ -12,6 +12,8 @@ from megatron_rl.config.parallel import ParallelConfig
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 PolicyLoss = Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"]
+SEQUENCE_LEVEL_LOSSES: frozenset[PolicyLoss] = frozenset({"gspo", "geo_mean"})
+"""Policy losses in which a token's term depends on the other tokens of its sample."""
 
 OptimizerDtype = Literal["float32", "bfloat16"]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from megatron_rl.algorithms.kl import kl_penalty
-from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, SEQUENCE_LEVEL, PolicyLossInputs, PolicyLossTerms
+from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, PolicyLossInputs, PolicyLossTerms
 from megatron_rl.algorithms.value_loss import clipped_value_loss
-from megatron_rl.config.training import ActorConfig, CriticConfig
+from megatron_rl.config.training import SEQUENCE_LEVEL_LOSSES, ActorConfig, CriticConfig
 from megatron_rl.ops import TokenLossInputs, TokenLossRule, clipped_policy_loss
 from megatron_rl.types.batches import LossInputs
 from megatron_rl.types.metrics import Reduction
@@ -54,7 +54,7 @@ class PolicyLoss:
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.needs_entropy = config.entropy_coeff != 0.0
-        self.is_separable = config.policy_loss not in SEQUENCE_LEVEL
+        self.is_separable = config.policy_loss not in SEQUENCE_LEVEL_LOSSES
         self.token_loss = POLICY_LOSSES[config.policy_loss]
 
     def __call__(self, outputs_N: Tensor, entropy_N: Tensor | None, inputs: LossInputs) -> tuple[Tensor, PartialMetrics]:

@@ -9,6 +9,7 @@ import torch
 
 from megatron_rl.algorithms.loss_weights import loss_weights
 from megatron_rl.algorithms.policy_loss import POLICY_LOSSES, PolicyLossInputs
+from megatron_rl.config.training import SEQUENCE_LEVEL_LOSSES
 from tests.algorithms.golden import LOGPROBS, LOSS_ADVANTAGES, LOSS_MASK, OLD_LOGPROBS
 
 ALL = sorted(POLICY_LOSSES)
@@ -53,6 +54,17 @@ def test_policy_loss_matches_golden_values(name, mode, loss, gradient):
     actual, actual_gradient, _ = loss_and_gradient(name, mode)
     assert actual.item() == pytest.approx(loss, abs=2e-6)
     torch.testing.assert_close(actual_gradient, torch.tensor(gradient), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_policy_loss_ties_tokens_of_a_sample_only_at_sequence_level(name):
+    moved = LOGPROBS.clone()
+    moved[1, 1] += 0.01
+    before, after = (POLICY_LOSSES[name](make_inputs(logprobs)).loss for logprobs in (LOGPROBS, moved))
+    changed = before != after
+    assert changed[1, 1]
+    assert bool(changed[1, 0]) == (name in SEQUENCE_LEVEL_LOSSES)
+    assert not changed[0].any()
 
 
 def test_vanilla_diagnostics_match_golden_values():

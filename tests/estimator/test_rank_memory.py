@@ -6,7 +6,6 @@ import pytest
 
 from megatron_rl.config.loading import compose
 from megatron_rl.estimator.catalogue import GIB
-from megatron_rl.estimator.configured import SEQUENCE_LEVEL_LOSSES
 from megatron_rl.estimator.memory_part import PhaseMemory
 from megatron_rl.estimator.parameters import total_parameters
 from megatron_rl.estimator.rank_memory import memory_table, rank_memory
@@ -81,13 +80,6 @@ def test_rank_memory_of_a_reference_on_its_own_layout() -> None:
     own = phases_of("model=qwen2_7b", *typed, "+ref.parallel.pipeline=2", world=2)["scoring"]
     alike = phases_of("model=qwen2_7b", *typed, world=2)["scoring"]
     assert part(own, "reference", "weights") != part(alike, "reference", "weights") > 0
-
-
-def test_sequence_level_losses_are_the_algorithms() -> None:
-    pytest.importorskip("torch")
-    from megatron_rl.algorithms.policy_loss import SEQUENCE_LEVEL
-
-    assert set(SEQUENCE_LEVEL_LOSSES) == SEQUENCE_LEVEL
 
 
 def test_rank_memory_lets_the_engine_sleep_where_the_card_is_too_small() -> None:
