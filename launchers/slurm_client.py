@@ -44,7 +44,10 @@ def client_problem(launcher: LauncherConfig) -> str | None:
     except subprocess.TimeoutExpired:
         return f"launcher=slurm: sinfo did not answer within {_TIMEOUT_S:.0f} s; the controller is down or unreachable"
     if answer.returncode != 0:
-        return f"launcher=slurm: {answer.stderr.strip() or answer.stdout.strip()}"
+        said = (answer.stderr.strip() or answer.stdout.strip() or f"exit code {answer.returncode}").splitlines()[-1]
+        return (
+            f"launcher=slurm: no cluster answers this machine ({said}); submit from a login node, or use --dry-run > job.sbatch"
+        )
     return _partition_problem(launcher.partition, sorted(set(answer.stdout.split())))
 
 
