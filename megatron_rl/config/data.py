@@ -8,6 +8,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megatron_rl.config.base import Section
 
+PROMPT_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+"""Endings of prompt files; each names its format."""
+
 
 class ReasoningGymConfig(Section):
     """A reasoning-gym task as prompt source: procedural, so it needs no download."""

@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron_rl.config.data import DataConfig
+from megatron_rl.config.data import PROMPT_SUFFIXES, DataConfig
 from megatron_rl.config.reward_signature import reward_problem
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.run_files import experiment_dir
 from megatron_rl.config.spelling import nearest_choice
 from megatron_rl.config.world import Task
-
-PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def file_problems(config: RunConfig, task: Task) -> Iterator[str]:

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from megatron_rl.config.data import PROMPT_SUFFIXES
+
 _PARQUET_BATCH_ROWS = 1024
 
 
@@ -88,13 +90,14 @@ def _num_parquet_rows(path: Path) -> int:
     return int(parquet.read_metadata(path).num_rows)
 
 
-_READERS = {".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
 
 
 def num_rows(file: str) -> int:
     """Count the rows of a file that :func:`read_rows` accepts, without parsing them."""
     path = Path(file)
-    return _num_parquet_rows(path) if path.suffix == ".parquet" else _num_jsonl_rows(path)
+    return _num_parquet_rows(path) if _is_parquet(path) else _num_jsonl_rows(path)
 
 
 def read_rows(files: Sequence[str], key: str, max_rows_per_file: int | None = None) -> list[SourceRow]:
@@ -113,11 +116,12 @@ def read_rows(files: Sequence[str], key: str, max_rows_per_file: int | None = No
     rows: list[SourceRow] = []
     for file in files:
         path = Path(file)
-        if path.suffix not in _READERS:
-            raise ValueError(f"{key}: {file}: unknown format {path.suffix!r}; use one of {', '.join(_READERS)}.")
+        if path.suffix not in PROMPT_SUFFIXES:
+            raise ValueError(f"{key}: {file}: unknown format {path.suffix!r}; use one of {', '.join(PROMPT_SUFFIXES)}.")
         if not path.is_file():
             raise ValueError(f"{key}: there is no file {file} (looked in {Path.cwd()}).")
-        values = [without_nulls(row) for row in islice(_READERS[path.suffix](path), max_rows_per_file)]
+        read = _parquet_rows if _is_parquet(path) else _jsonl_rows
+        values = [without_nulls(row) for row in islice(read(path), max_rows_per_file)]
         if not values:
             raise ValueError(f"{key}: {file} has no rows.")
         rows.extend(SourceRow(source=file, index=index, values=row) for index, row in enumerate(values))

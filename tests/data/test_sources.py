@@ -6,6 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from megatron_rl.config.data import PROMPT_SUFFIXES
 from megatron_rl.data import sources
 from megatron_rl.data.sources import num_rows, read_rows
 
@@ -94,6 +95,16 @@ def test_read_rows_rejects_broken_parquet(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match="cannot be read as Parquet"):
         read_rows([str(tmp_path / "rows.parquet")], "data.train_files")
+
+
+@pytest.mark.parametrize("suffix", PROMPT_SUFFIXES)
+def test_read_rows_reads_every_ending_that_the_check_lets_pass(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(_ROWS), file)
+    else:
+        _write_jsonl(file, _ROWS)
+    assert len(read_rows([str(file)], "data.train_files")) == len(_ROWS)
 
 
 @pytest.mark.parametrize(
