@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_rl.config.optim_rules import optim_problems
+from megatron_rl.config.rollout import MAX_SAMPLES_PER_PROMPT, MIN_TEMPERATURE, RolloutConfig, ValidationSamplingConfig
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import max_model_len
 
@@ -50,9 +51,8 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"{key} = {max_model_len(config)} exceeds model.max_position_embeddings={model.max_position_embeddings}, "
             f"the longest sequence {model.name} was made for"
         )
-    for key, top_k in (("rollout.top_k", rollout.top_k), ("rollout.val_kwargs.top_k", rollout.val_kwargs.top_k)):
-        if top_k == 0 or top_k < -1:
-            yield f"{key}={top_k}: use -1 for all tokens, or 1 and more"
+    yield from _drawing_problems("rollout", rollout)
+    yield from _drawing_problems("rollout.val_kwargs", rollout.val_kwargs)
     truncated = [f"rollout.top_p={rollout.top_p}"] if rollout.top_p < 1.0 else []
     truncated += [f"rollout.top_k={rollout.top_k}"] if rollout.top_k > 0 else []
     if truncated:
@@ -66,6 +66,18 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below rollout.max_num_seqs="
             f"{rollout.max_num_seqs}: every sequence decodes one token per iteration"
         )
+
+
+def _drawing_problems(section: str, drawing: RolloutConfig | ValidationSamplingConfig) -> Iterator[str]:
+    """What the engine would refuse of its own parameters, or silently change."""
+    if drawing.top_k == 0 or drawing.top_k < -1:
+        yield f"{section}.top_k={drawing.top_k}: use -1 for all tokens, or 1 and more"
+    if 0.0 < drawing.temperature < MIN_TEMPERATURE:
+        yield (f"{section}.temperature={drawing.temperature}: the engine would raise it to {MIN_TEMPERATURE}; use that or more")
+    if drawing.temperature == 0.0 and drawing.n > 1:
+        yield f"{section}.n={drawing.n} with {section}.temperature=0: greedy samples of a prompt are all the same; use n=1"
+    if drawing.n > MAX_SAMPLES_PER_PROMPT:
+        yield f"{section}.n={drawing.n}: a prompt has seeds for {MAX_SAMPLES_PER_PROMPT} samples; use at most that many"
 
 
 def device_problems(config: RunConfig, num_gpus: int) -> Iterator[str]:

@@ -8,6 +8,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from megatron_rl.config.base import Section
 
+MIN_TEMPERATURE = 0.01
+"""Lowest temperature above 0 that the engine samples at; it silently raises smaller ones to this."""
+MAX_SAMPLES_PER_PROMPT = 2**16
+"""Spacing of the base seeds of two prompts: sample ``i`` of a prompt draws with ``base + i``."""
+
 
 class ValidationSamplingConfig(Section):
     """Sampling of the validation pass."""

@@ -10,14 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_rl.config.rollout import RolloutConfig, ValidationSamplingConfig
+from megatron_rl.config.rollout import MAX_SAMPLES_PER_PROMPT, MIN_TEMPERATURE, RolloutConfig, ValidationSamplingConfig
 from megatron_rl.weights.hf_folder import model_eos_token_ids, read_settings
-
-MIN_TEMPERATURE = 0.01
-"""Lowest temperature above 0 that the engine samples at; it silently raises smaller ones to this."""
-
-MAX_SAMPLES_PER_PROMPT = 2**16
-"""Spacing of the base seeds of two prompts: sample ``i`` of a prompt draws with ``base + i``."""
 
 _NEUTRAL_GENERATION_DEFAULTS = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": -1, "top_p": 1.0, "temperature": 1.0}
 """What a folder without a say in the matter means, by the file's own names."""

@@ -125,6 +125,11 @@ BROKEN = {
     "clip": BrokenConfig((*GRPO, "actor.clip_ratio=1.5"), "actor.clip_ratio=1.5 must be below 1"),
     "top_p": BrokenConfig((*GRPO, "rollout.top_p=0.9"), "importance ratio would compare unlike things"),
     "top_k_zero": BrokenConfig((*GRPO, "rollout.top_k=0"), "rollout.top_k=0: use -1"),
+    "temperature": BrokenConfig((*GRPO, "rollout.temperature=0.005"), "rollout.temperature=0.005: the engine would"),
+    "greedy_group": BrokenConfig(
+        (*GRPO, "rollout.val_kwargs.temperature=0", "rollout.val_kwargs.n=4"), "rollout.val_kwargs.n=4 with rollout.val_kwargs"
+    ),
+    "many_samples": BrokenConfig((*GRPO, "rollout.n=70000"), "rollout.n=70000: a prompt has seeds for 65536 samples"),
     "engine_length": BrokenConfig((*GRPO, "rollout.max_model_len=20"), "exceeds rollout.max_model_len=20"),
     "model_length": BrokenConfig((*GRPO, "data.max_response_length=2040"), "exceeds model.max_position_embeddings=2048"),
     "engine_tokens": BrokenConfig((*GRPO, "rollout.max_num_batched_tokens=100"), "is below rollout.max_num_seqs=256"),

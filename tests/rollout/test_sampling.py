@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from megatron_rl.config.rollout import RolloutConfig, ValidationSamplingConfig
+from megatron_rl.config.rollout import MAX_SAMPLES_PER_PROMPT, RolloutConfig, ValidationSamplingConfig
 from megatron_rl.rollout.sampling import (
-    MAX_SAMPLES_PER_PROMPT,
     SamplingSettings,
     generation_config_differences,
     request_seed,
