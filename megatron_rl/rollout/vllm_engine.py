@@ -20,6 +20,7 @@ from megatron_rl.config.rollout import RolloutConfig
 from megatron_rl.parallel.gather import gather_objects
 from megatron_rl.parallel.layout import RolloutLayout
 from megatron_rl.rollout.answer_collector import Answer, AnswerCollector
+from megatron_rl.rollout.broadcaster import drop_broadcaster
 from megatron_rl.rollout.engine import MemoryTag
 from megatron_rl.rollout.engine_versions import installed_versions, version_warnings
 from megatron_rl.rollout.group_ranks import engine_groups, require_ascending
@@ -250,15 +251,13 @@ def _engine_identity(layout: RolloutLayout, group: ProcessGroup) -> str:
 
 
 def _start(spec: EngineSpec, identity: str) -> LLMEngine:
-    from vllm.distributed.parallel_state import get_tp_group
     from vllm.v1.engine.llm_engine import LLMEngine
 
     load_format = f"megatron_rl_{identity}".lower()
     register_sharing_loader(load_format, spec.shared)
     engine = LLMEngine(_engine_config(spec, load_format), _executor_class(spec, identity), log_stats=False)
     engine.output_processor = AnswerCollector()  # type: ignore[assignment]
-    # Its shared memory carries Python objects between ranks, which in lock step is never needed.
-    get_tp_group().mq_broadcaster = None
+    drop_broadcaster()
     require_plain_parameters(engine.apply_model(lambda model: model)[0])
     return engine
 

@@ -302,6 +302,9 @@ def _dropped_cache(engine: VllmEngine, prompts: list[list[int]], *, invalidate: 
 def tensor_parallel_engine(folder: str) -> dict[str, Any]:
     """One engine on two ranks."""
     model = reference_model(Path(folder))
+    sockets = Path(folder).with_name("sockets")
+    sockets.mkdir(exist_ok=True)
+    os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
     before = _rng_states()
     engine = start(Path(folder), dist.get_world_size())
     load(engine, model)
@@ -319,6 +322,7 @@ def tensor_parallel_engine(folder: str) -> dict[str, Any]:
     batch, _ = generator.generate(whole, settings(n=2), step=0, policy_version=0)
     found["after_split"] = batch.tokens_BS.tolist()
     found["named_segments"] = _named_segments()
+    found["sockets"] = [path.name for path in sockets.iterdir()]
     return found
 
 

@@ -170,6 +170,7 @@ def test_generate_invariant_to_dp(tmp_path: Path) -> None:
 
 def test_start_after_a_killed_run_and_holds_no_named_segments(pair: list[dict[str, Any]]) -> None:
     assert [answer["named_segments"] for answer in pair] == [[], []]
+    assert [answer["sockets"] for answer in pair] == [[], []]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("megatron_rl_")]
 
 
