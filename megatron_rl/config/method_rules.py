@@ -73,7 +73,7 @@ def _drawing_problems(section: str, drawing: RolloutConfig | ValidationSamplingC
     if drawing.top_k == 0 or drawing.top_k < -1:
         yield f"{section}.top_k={drawing.top_k}: use -1 for all tokens, or 1 and more"
     if 0.0 < drawing.temperature < MIN_TEMPERATURE:
-        yield (f"{section}.temperature={drawing.temperature}: the engine would raise it to {MIN_TEMPERATURE}; use that or more")
+        yield f"{section}.temperature={drawing.temperature}: the engine would raise it to {MIN_TEMPERATURE}; use that or more"
     if drawing.temperature == 0.0 and drawing.n > 1:
         yield f"{section}.n={drawing.n} with {section}.temperature=0: greedy samples of a prompt are all the same; use n=1"
     if drawing.n > MAX_SAMPLES_PER_PROMPT:
