@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_rl.config.optim_rules import optim_problems
-from megatron_rl.config.rollout import MAX_SAMPLES_PER_PROMPT, MIN_TEMPERATURE, RolloutConfig, ValidationSamplingConfig
+from megatron_rl.config.rollout import (
+    FP8_BLOCK,
+    MAX_SAMPLES_PER_PROMPT,
+    MIN_TEMPERATURE,
+    RolloutConfig,
+    ValidationSamplingConfig,
+)
 from megatron_rl.config.run import RunConfig
 from megatron_rl.config.world import max_model_len
 
@@ -14,8 +20,6 @@ GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plu
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions for which vLLM's attention on CPU was compiled; it refuses others when it first generates."""
-FP8_BLOCK = 128
-"""Rows and columns that share a scale in ``fp8_per_block``."""
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:

@@ -8,6 +8,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from megatron_rl.config.base import Section
 
+FP8_BLOCK = 128
+"""Rows and columns that share a scale in ``fp8_per_block``."""
 MIN_TEMPERATURE = 0.01
 """Lowest temperature above 0 that the engine samples at; it silently raises smaller ones to this."""
 MAX_SAMPLES_PER_PROMPT = 2**16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_rl.config.method_rules import FP8_BLOCK
 from megatron_rl.config.model import ModelConfig
+from megatron_rl.config.rollout import FP8_BLOCK
 from megatron_rl.estimator.deployment import Deployment, EngineSetup, Workload
 from megatron_rl.estimator.memory_part import MemoryPart, Phase
 from megatron_rl.estimator.parameters import engine_linear_parameters, engine_parameters, stage_range

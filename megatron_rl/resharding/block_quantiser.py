@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from megatron_rl.config.rollout import FP8_BLOCK
 from megatron_rl.ops import BlockScaled, prepare_fp8_copies, prepare_fp8_scales
 from megatron_rl.resharding.pieces import Piece
 from megatron_rl.resharding.plan import ReshardPlan
-from megatron_rl.resharding.quantisation import BLOCK, SCALE_SUFFIX
+from megatron_rl.resharding.quantisation import SCALE_SUFFIX
 from megatron_rl.resharding.views import Batch, source_view
 
 _FP8 = torch.float8_e4m3fn
@@ -56,6 +57,6 @@ class BlockQuantiser:
 
 
 def _block_scaled(weight: Tensor) -> BlockScaled:
-    blocks = [-(-extent // BLOCK) for extent in weight.shape]
+    blocks = [-(-extent // FP8_BLOCK) for extent in weight.shape]
     scales = torch.empty(blocks, dtype=torch.float32, device=weight.device)
     return BlockScaled(weight, scales, torch.empty_like(scales))

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_rl.config.rollout import FP8_BLOCK
 from megatron_rl.resharding.plan import ReshardPlan
 from megatron_rl.resharding.planner import plan_reshard
 from megatron_rl.resharding.spec import Fragment, LayoutFn, LogicalTensor, RankFragments
 
-BLOCK = 128
-"""Rows and columns of a block."""
 SCALE_SUFFIX = "_scale_inv"
 """From a weight's name to that of its scales: in checkpoints of DeepSeek-V3 as in vLLM."""
 _LINEAR = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
@@ -129,28 +128,28 @@ def _scale_fragment(fragment: Fragment, shape: tuple[int, ...]) -> Fragment:
     if fragment.strides[1] != 1:
         raise ValueError(f"{fragment.buffer!r} does not store rows of {fragment.tensor!r} one after the other")
     place = divmod(fragment.offset, width)
-    whole = all(start % BLOCK == 0 for start in (*fragment.start, *place))
-    whole &= all(stop % BLOCK == 0 or stop == extent for stop, extent in zip(fragment.stop, shape, strict=True))
+    whole = all(start % FP8_BLOCK == 0 for start in (*fragment.start, *place))
+    whole &= all(stop % FP8_BLOCK == 0 or stop == extent for stop, extent in zip(fragment.stop, shape, strict=True))
     if not whole:
         raise ValueError(
             f"rollout.quantization=fp8_per_block: {fragment.buffer!r} holds {fragment.tensor!r} from {fragment.start} to "
-            f"{fragment.stop} at row and column {place}, through blocks of {BLOCK} x {BLOCK}; use tensor-parallel degrees "
-            "whose shards are whole blocks, or rollout.quantization=null"
+            f"{fragment.stop} at row and column {place}, through blocks of {FP8_BLOCK} x {FP8_BLOCK}; use tensor-parallel "
+            "degrees whose shards are whole blocks, or rollout.quantization=null"
         )
-    across = -(-width // BLOCK)
+    across = -(-width // FP8_BLOCK)
     return replace(
         fragment,
         tensor=fragment.tensor + SCALE_SUFFIX,
-        start=tuple(start // BLOCK for start in fragment.start),
+        start=tuple(start // FP8_BLOCK for start in fragment.start),
         stop=_over_blocks(fragment.stop),
         buffer=fragment.buffer + SCALE_SUFFIX,
-        offset=place[0] // BLOCK * across + place[1] // BLOCK,
+        offset=place[0] // FP8_BLOCK * across + place[1] // FP8_BLOCK,
         strides=(across, 1),
     )
 
 
 def _over_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-extent // BLOCK) for extent in shape)
+    return tuple(-(-extent // FP8_BLOCK) for extent in shape)
 
 
 def counted_together(plans: Sequence[ReshardPlan]) -> ReshardPlan:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fp8_blocks import FP8, BlockScaled, prepare_block_scales, prepare_quantise
+from kernels.fp8_blocks import BLOCK, FP8, BlockScaled, prepare_block_scales, prepare_quantise
 from kernels.fp8_blocks.reference import block_amax_reference, quantise_reference, scales_from_amax
+from megatron_rl.config.rollout import FP8_BLOCK
 
 
 def make_weight(rows: int, columns: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> BlockScaled:
@@ -81,3 +82,7 @@ def _codes_differing(ours: Tensor, reference: Tensor) -> int:
         # The interpreter loses the carry where rounding up reaches the next power of two, and truncates subnormals.
         differs &= (theirs % 8 != 0) & (theirs // 8 % 16 != 0)
     return int(differs.sum())
+
+
+def test_block_is_the_one_that_layouts_are_checked_against() -> None:
+    assert BLOCK == FP8_BLOCK
