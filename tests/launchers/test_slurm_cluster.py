@@ -1,4 +1,4 @@
-"""On a real Slurm: two nodes of two gloo ranks train the tiny model, are signalled, cancelled, crashed, and go on."""
+"""On a real Slurm, two nodes train the tiny model, are signalled, cancelled, crashed, and go on (GRPO on one rank a node)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.slurm_sandbox.cluster import ROOT, Cluster, obstacle, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STEPS = 40
-GRPO_STEPS = 4
+GRPO_STEPS = 40
+"""Half a second each: enough that the run is still there when the urgent job comes."""
 GRPO = (
     "algorithm=grpo",
     "data=spell_backward",
@@ -115,7 +116,7 @@ def test_time_limit_saves_requeues_and_resumes(cluster: Cluster, assets: Path, t
 def test_preempted_training_saves_and_comes_back(cluster: Cluster, assets: Path, tmp_path: Path) -> None:
     """A job of a higher partition takes the nodes from a GRPO run, which saves within its grace time and goes on later."""
     run = Run(cluster, tmp_path, "preempted", task="train")
-    run.submit("nodes=2", "gpus_per_node=2", *settings(assets, "preempted"), *GRPO, "launcher.partition=spare")
+    run.submit("nodes=2", "gpus_per_node=1", *settings(assets, "preempted"), *GRPO, "launcher.partition=spare")
     run.wait_for_step(2)
     urgent = ("sbatch", "--parsable", "--partition=gpu", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
     done = cluster.run(*urgent, cwd=tmp_path)
