@@ -14,6 +14,8 @@ import urllib.error
 import urllib.request
 from typing import IO, Any
 
+from megatron_rl.runtime.processes import leave_stop_signals_to_ranks
+
 PROBE_TIMEOUT_S = 5.0
 FINISH_TIMEOUT_S = 60.0
 
@@ -61,6 +63,7 @@ def relay(lines: IO[str], run: Any) -> None:
 
 def main() -> None:
     """Serve one run."""
+    leave_stop_signals_to_ranks()
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # wandb prints to standard output, which belongs to the report.
 

@@ -20,7 +20,7 @@ from megatron_rl.rewards.loading import load_reward
 from megatron_rl.rewards.messages import Outcome, PoolSettings, Ready, Task
 from megatron_rl.rewards.reward import BaseRewardModel
 from megatron_rl.rewards.worker import serve
-from megatron_rl.runtime.processes import end_with_parent
+from megatron_rl.runtime.processes import end_with_parent, leave_stop_signals_to_ranks
 
 _ORPHAN_CHECK_S = 1.0
 _SETUP_LIMIT_S = 120.0
@@ -190,6 +190,7 @@ def main(fd: int, trainer_pid: int) -> None:
     Protocol: ``PoolSettings`` in, ``Ready`` out; then, as often as wanted, a list of pickled samples in and a list of
     outcomes (or the text of what broke the pool) out.
     """
+    leave_stop_signals_to_ranks()
     trainer = Connection(fd)
     settings: PoolSettings = trainer.recv()
     reward, problem = _load(settings)

@@ -8,7 +8,18 @@ import signal
 import sys
 from pathlib import Path
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What asks a run to save and end. Slurm sends them to every process of a job's step, not to the ranks alone."""
 _PR_SET_PDEATHSIG = 1
+
+
+def leave_stop_signals_to_ranks() -> None:
+    """Have them do nothing in this process, a child of a rank that the rank needs for its last step.
+
+    A handler, since ignoring would be passed on to whatever this process starts.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: None)
 
 
 def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from megatron_rl.runtime.processes import STOP_SIGNALS
+
 
 class InterruptFlag:
-    """Listens for SIGTERM and SIGUSR1 while it is entered; ranks agree on it at step boundaries and between gen batches."""
-
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+    """Listens for ``STOP_SIGNALS`` while it is entered; ranks agree on it at step boundaries and between gen batches."""
 
     def __init__(self, group: ProcessGroup) -> None:
         """Not listening yet; ``group`` covers all ranks and carries CPU tensors (gloo)."""
@@ -22,7 +22,7 @@ class InterruptFlag:
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> InterruptFlag:
-        for number in self.SIGNALS:
+        for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -15,7 +15,8 @@ def lines_of(tmp_path, records):
     for step, values in records:
         sink.write(step, values)
     output = io.StringIO()
-    print_summary(tmp_path / "metrics.jsonl", Console(file=output, width=100))
+    print_summary(tmp_path / "metrics.jsonl", Console(file=output, width=300))
+    # The first line names the folder, whose length is not ours.
     return [" ".join(line.split()) for line in output.getvalue().splitlines()[1:]]
 
 

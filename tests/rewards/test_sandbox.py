@@ -12,6 +12,7 @@ import pytest
 from megatron_rl.config.data import RewardConfig
 from megatron_rl.rewards.reward import RewardError, RewardSample
 from megatron_rl.rewards.sandbox import RewardPool
+from megatron_rl.runtime.processes import STOP_SIGNALS
 from tests.support.processes import is_alive
 
 _LIMIT_S = 0.5
@@ -46,6 +47,15 @@ def _descendants(pid: int) -> list[int]:
 def pool() -> Iterator[RewardPool]:
     with RewardPool(_config()) as made:
         yield made
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_score_goes_on_when_slurm_signals_every_process(pool: RewardPool, number: signal.Signals) -> None:
+    for pid in (pool.pid, *_descendants(pool.pid)):
+        os.kill(pid, number)
+    result = pool.score(_samples("a", "bb"))
+    assert result.rewards == [1, 2]
+    assert _counts(result) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("deed", ["loop", "c_loop"])
@@ -197,6 +207,7 @@ def test_close_leaves_no_process() -> None:
 _TRAINER = """
 import sys, threading, time
 from megatron_rl.rewards.sandbox import RewardPool
+from megatron_rl.runtime.processes import STOP_SIGNALS
 from tests.rewards.test_sandbox import _config, _descendants, _samples
 pool = RewardPool(_config(timeout_s=300.0))
 pool.score(_samples("a"))
