@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from megatron_rl.observability.sinks import JsonlSink
-from megatron_rl.observability.summary import print_summary
+from megatron_rl.observability.sinks import JsonlSink, read_metrics
+from megatron_rl.observability.summary import print_summary, summary_table
 
 
 def lines_of(tmp_path, records):
@@ -15,9 +15,15 @@ def lines_of(tmp_path, records):
     for step, values in records:
         sink.write(step, values)
     output = io.StringIO()
-    print_summary(tmp_path / "metrics.jsonl", Console(file=output, width=300))
-    # The first line names the folder, whose length is not ours.
+    Console(file=output, width=100).print(summary_table(read_metrics(tmp_path / "metrics.jsonl"), title="run"))
     return [" ".join(line.split()) for line in output.getvalue().splitlines()[1:]]
+
+
+def test_summary_names_the_folder_of_the_run(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    output = io.StringIO()
+    print_summary(tmp_path / "metrics.jsonl", Console(file=output, width=100))
+    assert "".join(output.getvalue().split()) == str(tmp_path)
 
 
 def test_summary_matches_hand_computed(tmp_path):
