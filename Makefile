@@ -3,7 +3,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 ALGO ?= grpo
 SEED ?= 0
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 BENCH_ARGS ?=
 
 PACKAGES := megatron_rl kernels launchers hydra_conf

@@ -23,16 +23,27 @@ if num_visible_gpus(os.environ) == 0:
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # as for ranks on a CPU: see worker_environment
 
 NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
+STARTS_JOBS = ("vllm", "slurm", "slow")
+"""Markers of tests that start engines, jobs of several processes, or a cluster."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
 
 
+def _worker_group(item: pytest.Item) -> str:
+    """For ``--dist loadgroup``: what starts jobs takes turns in one worker; any other file stays whole."""
+    file = item.path.relative_to(item.config.rootpath).as_posix()
+    whole_jobs = file.startswith(("tests/end_to_end/", "tests/launchers/")) or any(map(item.get_closest_marker, STARTS_JOBS))
+    return "jobs" if whole_jobs else file
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests whose marker asks for more GPUs than this host shows."""
+    """Skip tests whose marker asks for more GPUs than this host shows; name each test's group for pytest-xdist."""
     present = num_visible_gpus(os.environ)
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(_worker_group(item)))
         for marker, needed in NUM_GPUS_NEEDED.items():
             if item.get_closest_marker(marker) and present < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), this host shows {present}"))
