@@ -12,7 +12,7 @@ from launchers.slurm_client import client_problem
 from launchers.submit import launch_task, resolve_world
 from launchers.torchrun import torchrun_command
 from megatron_rl.cli.compose import compose_run
-from megatron_rl.cli.own_keys import TASK, split_own_keys, take_option, take_task
+from megatron_rl.cli.own_keys import TASK, split_own_keys, take_flag, take_option, take_task
 from megatron_rl.cli.sweep import CONFIG, DRY_RUN, run_sweep_file
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.run import RunConfig
@@ -30,11 +30,11 @@ def run(argv: list[str]) -> int:
         ConfigError: every problem at once, before anything is submitted.
     """
     sweep_file, argv = take_option(CONFIG, argv, "a sweep file, for example --config sweep.yaml")
+    dry_run, argv = take_flag(DRY_RUN, argv)
     if sweep_file is not None:
-        return run_sweep_file(Path(sweep_file), [word for word in argv if word != DRY_RUN], dry_run=DRY_RUN in argv)
+        return run_sweep_file(Path(sweep_file), argv, dry_run)
     task, argv = take_task(argv)
-    dry_run = DRY_RUN in argv
-    overrides = plain_overrides([word for word in argv if word != DRY_RUN])
+    overrides = plain_overrides(argv)
     config = compose_run(overrides)
     if config.launcher.name == "slurm":
         return _submit(task, config, overrides, dry_run)

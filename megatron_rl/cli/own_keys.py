@@ -66,6 +66,11 @@ def take_option(option: str, argv: Sequence[str], wanted: str) -> tuple[str | No
     return None, list(argv)
 
 
+def take_flag(flag: str, argv: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether ``--flag`` is among the arguments, and the others."""
+    return flag in argv, [argument for argument in argv if argument != flag]
+
+
 def take_task(argv: Sequence[str]) -> tuple[Task, list[str]]:
     """The task of ``--task``, train without it, and the other arguments.
 

@@ -16,7 +16,7 @@ from launchers.sweep_plan import Host, PlannedPoint, SweepPlan, plan_sweep
 from launchers.sweep_points import ALIASES, split_values
 from launchers.sweep_spec import SweepSpec, read_content, spec_keys, spec_of
 from megatron_rl.cli.compose import compose_run
-from megatron_rl.cli.own_keys import split_own_keys, take_option
+from megatron_rl.cli.own_keys import split_own_keys, take_flag, take_option
 from megatron_rl.cli.sweep_slurm import require_scripts, submit_point
 from megatron_rl.config.errors import ConfigError
 from megatron_rl.config.spelling import nearest_choice
@@ -49,8 +49,8 @@ def run(argv: list[str]) -> int:
     Raises:
         ConfigError: every problem of every point, before anything is started.
     """
-    dry_run = DRY_RUN in argv
-    file, arguments = take_option(CONFIG, [word for word in argv if word != DRY_RUN], "a sweep file, --config sweep.yaml")
+    dry_run, arguments = take_flag(DRY_RUN, argv)
+    file, arguments = take_option(CONFIG, arguments, "a sweep file, --config sweep.yaml")
     if file is not None:
         return run_sweep_file(Path(file), arguments, dry_run)
     if not arguments:

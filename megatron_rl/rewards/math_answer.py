@@ -24,10 +24,7 @@ def last_number_match(prompt: str, response: str, answer: Any, row: dict[str, An
     Raises:
         ValueError: The reference answer holds no number.
     """
-    expected = last_number(str(answer))
-    if expected is None:
-        raise ValueError(f"the reference answer {answer!r} holds no number")
-    return float(last_number(response) == expected)
+    return float(last_number(response) == _reference(answer))
 
 
 def last_number_digits(prompt: str, response: str, answer: Any, row: dict[str, Any]) -> float:
@@ -40,13 +37,21 @@ def last_number_digits(prompt: str, response: str, answer: Any, row: dict[str, A
     Raises:
         ValueError: The reference answer holds no number.
     """
-    right = last_number_match(prompt, response, answer, row)
-    expected, found = last_number(str(answer)), last_number(response)
-    if right or expected is None or found is None or expected.denominator != 1 or found.denominator != 1:
-        return right
+    expected, found = _reference(answer), last_number(response)
+    if found == expected:
+        return 1.0
+    if found is None or expected.denominator != 1 or found.denominator != 1:
+        return 0.0
     digits = str(abs(expected.numerator))[::-1], str(abs(found.numerator))[::-1]
     matching = sum(a == b for a, b in zip(*digits, strict=False)) + ((expected < 0) == (found < 0))
     return 0.5 * matching / (1 + max(map(len, digits)))
+
+
+def _reference(answer: Any) -> Fraction:
+    expected = last_number(str(answer))
+    if expected is None:
+        raise ValueError(f"the reference answer {answer!r} holds no number")
+    return expected
 
 
 class MathVerify(BaseRewardModel):
